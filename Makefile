@@ -1,0 +1,66 @@
+# Everything here runs on a machine with python3 (3.11 or newer), make, bash and a package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+# What `make test` installs besides the package (extras of pyproject.toml), and what it hands to pytest.
+EXTRAS ?= test
+PYTEST_ARGS ?=
+JOBS ?= 2
+
+PY := $(VENV)/bin/python
+SHELL := bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-gpu clean
+
+# One BLAS thread a process: pytest runs $(JOBS) of them. Exit code 5 is pytest's word for no tests selected.
+ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1
+
+help:
+	@echo "make demo       install into $(VENV), run the demo, write out/demo"
+	@echo "make test       install into $(VENV), lint, check the format, run the tests"
+	@echo "make test-gpu   the tests that need an NVIDIA GPU, and what they need installed"
+	@echo "make clean      remove $(VENV), out/ and caches"
+	@echo
+	@echo "PYTHON=python3.12  the interpreter to use     EXTRAS=test,ptx  what \`make test\` installs"
+	@echo "VENV=DIR           where to install           PYTEST_ARGS=...  handed to pytest     JOBS=$(JOBS)  its processes"
+
+# A stamp for each set of extras: pip runs again only when pyproject.toml has changed since.
+comma := ,
+stamp = $(VENV)/.installed-$(subst $(comma),-,$(1))
+
+demo: $(call stamp,core)
+	$(PY) -m ddtree demo --out out/demo
+
+test: $(call stamp,$(EXTRAS))
+	$(PY) -m ruff check --output-format concise .
+	$(PY) -m ruff format --check --output-format concise .
+	@echo "The tests that run kernels in Numba's CUDA simulator, in processes of their own:"
+	$(ONE_THREAD) NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(JOBS) -m simulator $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@echo "All other tests:"
+	$(ONE_THREAD) $(PY) -m pytest -n $(JOBS) -m "not simulator" $(PYTEST_ARGS)
+
+test-gpu: $(call stamp,test-gpu)
+	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
+
+# .installed-core is the package alone, .installed-test-gpu the package with the extras test and gpu.
+requirement = .$(if $(filter core,$*),,[$(subst -,$(comma),$*)])
+
+# pip's long report is cut to a line for each download; its errors and warnings come through whole.
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/.created
+	@echo "Installing $(requirement) into $(VENV) (the first time takes a minute or more) ..."
+	@set -o pipefail; $(PY) -m pip install --disable-pip-version-check --progress-bar off --editable "$(requirement)" \
+	  | { grep --line-buffered -E '^ *(Downloading|Building|Installing|Successfully)' | cut -c1-110 || true; }
+	@touch $@
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make: $(PYTHON) is missing or older than Python 3.11; name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: $(PYTHON) has no venv module; install it (Debian, Ubuntu: apt install python3-venv) and try again" >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || { echo "Creating $(VENV) with $$($(PYTHON) --version) ..."; $(PYTHON) -m venv "$(VENV)"; }
+	@touch $@
+
+clean:
+	rm -rf "$(VENV)" out build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find ddtree kernels_numba tests notebooks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
