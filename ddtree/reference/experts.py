@@ -1,0 +1,34 @@
+"""The grouped expert product: each row through its chosen experts, summed in expert order."""
+
+import numpy as np
+
+from ddtree.reference.linear import linear
+from ddtree.reference.pointwise import swiglu
+
+
+def experts(
+    x: np.ndarray,
+    gates: np.ndarray,
+    w_gate: np.ndarray,
+    w_up: np.ndarray,
+    w_down: np.ndarray,
+    hidden: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """out[i] = sum over e of gates[e, i] * down_e(silu(gate_e(x[i])) * up_e(x[i])), experts in index order.
+
+    x and out [M, H], gates [E, M] (zero where not chosen), w_gate and w_up [E, I, H], w_down [E, H, I], hidden
+    [at least the number of chosen pairs, I] is scratch: the pairs' activations in expert order.
+    """
+    out[...] = 0
+    start = 0
+    for expert in np.flatnonzero(gates.any(axis=1)):
+        rows = np.flatnonzero(gates[expert])
+        pair, inputs = hidden[start : start + len(rows)], x[rows]
+        up = np.empty_like(pair)
+        linear(inputs, w_gate[expert], pair)
+        linear(inputs, w_up[expert], up)
+        swiglu(pair, up, pair)
+        linear(pair, w_down[expert], inputs)
+        out[rows] += gates[expert, rows, None] * inputs
+        start += len(rows)

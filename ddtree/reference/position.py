@@ -1,0 +1,56 @@
+"""Rotary embedding by position in NeoX (half-split) order, the query split and the latent append.
+
+`cos` and `sin` are tables [positions, dim / 2]; a row at depth d of a call stands at position context_len + d.
+"""
+
+import numpy as np
+
+from ddtree.reference.pointwise import rms_norm
+
+
+def rope(
+    x: np.ndarray, cos: np.ndarray, sin: np.ndarray, depths: np.ndarray, context_len: int, out: np.ndarray
+) -> None:
+    """Rotate the halves of the last axis: x and out [M, heads, D], cos and sin [P, D / 2], depths i32[M]."""
+    positions = int(context_len) + depths
+    c, s = cos[positions][:, None, :], sin[positions][:, None, :]
+    half = x.shape[-1] // 2
+    first, second = x[..., :half].copy(), x[..., half:]
+    out[..., :half], out[..., half:] = first * c - second * s, second * c + first * s
+
+
+def split_query(
+    query: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    depths: np.ndarray,
+    context_len: int,
+    q_nope: np.ndarray,
+    q_rope: np.ndarray,
+) -> None:
+    """Split each head of query [M, H, nope + rope] into q_nope [M, H, nope] and rotated q_rope [M, H, rope]."""
+    nope = q_nope.shape[-1]
+    q_nope[...] = query[..., :nope]
+    rope(query[..., nope:], cos, sin, depths, context_len, q_rope)
+
+
+def append_latent(
+    kv: np.ndarray,
+    norm_weight: np.ndarray,
+    eps: float,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    depths: np.ndarray,
+    context_len: int,
+    latent_cache: np.ndarray,
+    rope_cache: np.ndarray,
+) -> None:
+    """Write M new cache rows at context_len: the normed latent and the rotated shared key of each row.
+
+    kv [M, R + P] (kv_a's output), latent_cache [capacity, R], rope_cache [capacity, P].
+    """
+    start, rank = int(context_len), latent_cache.shape[1]
+    rows = slice(start, start + len(kv))
+    assert rows.stop <= len(latent_cache), "the engine checks the capacity before it calls"
+    rms_norm(kv[:, :rank], norm_weight, eps, latent_cache[rows])
+    rope(kv[:, None, rank:], cos, sin, depths, start, rope_cache[rows, None, :])
