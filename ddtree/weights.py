@@ -1,0 +1,168 @@
+"""KDTR arrays -> the typed layer weights that the model and the drafter compute with.
+
+Names are those of DeepSeek's checkpoints; rotary rows are already in halves order (`ddtree.checkpoint` permutes them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ddtree.config import DrafterConfig, ModelConfig
+from ddtree.kdtr import KdtrFile
+from ddtree.rope import rotary_tables
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """SwiGLU projections: gate and up [I, H], down [H, I]; with a leading [E] for routed experts."""
+
+    gate: Any
+    up: Any
+    down: Any
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """router [E, H], bias f32[E] or None, stacked experts, and the shared expert or None."""
+
+    router: Any
+    bias: Any | None
+    experts: MlpWeights
+    shared: MlpWeights | None
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One target layer. q_a and q_a_norm are None without q_lora_rank; w_kc [H, R, nope], w_vc [H, v, R]."""
+
+    input_norm: Any
+    q_a: Any | None
+    q_a_norm: Any | None
+    q_b: Any
+    kv_a: Any
+    kv_a_norm: Any
+    w_kc: Any
+    w_vc: Any
+    o: Any
+    post_norm: Any
+    mlp: MlpWeights | MoeWeights
+
+
+@dataclass(frozen=True)
+class TargetWeights:
+    """The target: embedding and head [V, H], layers, final norm, rotary tables [positions, rope / 2]."""
+
+    embedding: Any
+    layers: list[LayerWeights]
+    norm: Any
+    head: Any
+    cos: Any
+    sin: Any
+
+
+@dataclass(frozen=True)
+class DrafterLayerWeights:
+    """One Qwen3 layer: q [Hq D, H], k and v [G D, H], per-head norms [D], o [H, Hq D], SwiGLU."""
+
+    input_norm: Any
+    q: Any
+    k: Any
+    v: Any
+    q_norm: Any
+    k_norm: Any
+    o: Any
+    post_norm: Any
+    mlp: MlpWeights
+
+
+@dataclass(frozen=True)
+class DrafterWeights:
+    """The drafter: fc [H, features x H], its norms, layers, rotary tables. Embedding and head are the target's."""
+
+    fc: Any
+    hidden_norm: Any
+    layers: list[DrafterLayerWeights]
+    norm: Any
+    cos: Any
+    sin: Any
+
+
+def _mlp(put: Any, prefix: str) -> MlpWeights:
+    return MlpWeights(*(put(f"{prefix}.{name}_proj.weight") for name in ("gate", "up", "down")))
+
+
+def load_target(file: KdtrFile, config: ModelConfig, num_positions: int, ops: Any) -> TargetWeights:
+    """Read a target's arrays into `ops` memory, with rotary tables for `num_positions` positions."""
+
+    def put(name: str) -> Any:
+        return ops.put(file[name])
+
+    cos, sin = rotary_tables(config.rope, config.qk_rope_head_dim, num_positions)
+    layers = [_target_layer(file, config, layer, put, ops) for layer in range(config.num_hidden_layers)]
+    embedding = put("model.embed_tokens.weight")
+    head = embedding if config.tie_word_embeddings else put("lm_head.weight")
+    return TargetWeights(embedding, layers, put("model.norm.weight"), head, ops.put(cos), ops.put(sin))
+
+
+def _target_layer(file: KdtrFile, config: ModelConfig, layer: int, put: Any, ops: Any) -> LayerWeights:
+    prefix = f"model.layers.{layer}"
+    attention, has_q_lora = f"{prefix}.self_attn", config.q_lora_rank is not None
+    heads, nope = config.num_attention_heads, config.qk_nope_head_dim
+    kv_b = file[f"{attention}.kv_b_proj.weight"].reshape(heads, nope + config.v_head_dim, config.kv_lora_rank)
+    return LayerWeights(
+        input_norm=put(f"{prefix}.input_layernorm.weight"),
+        q_a=put(f"{attention}.q_a_proj.weight") if has_q_lora else None,
+        q_a_norm=put(f"{attention}.q_a_layernorm.weight") if has_q_lora else None,
+        q_b=put(f"{attention}.{'q_b_proj' if has_q_lora else 'q_proj'}.weight"),
+        kv_a=put(f"{attention}.kv_a_proj_with_mqa.weight"),
+        kv_a_norm=put(f"{attention}.kv_a_layernorm.weight"),
+        w_kc=ops.put(kv_b[:, :nope].transpose(0, 2, 1)),
+        w_vc=ops.put(kv_b[:, nope:]),
+        o=put(f"{attention}.o_proj.weight"),
+        post_norm=put(f"{prefix}.post_attention_layernorm.weight"),
+        mlp=_moe(file, config, f"{prefix}.mlp", put, ops)
+        if config.is_moe(layer)
+        else _mlp(put, f"{prefix}.mlp"),
+    )
+
+
+def _moe(file: KdtrFile, config: ModelConfig, prefix: str, put: Any, ops: Any) -> MoeWeights:
+    def stacked(name: str) -> Any:
+        experts = range(config.n_routed_experts)
+        return ops.put(np.stack([file[f"{prefix}.experts.{e}.{name}_proj.weight"] for e in experts]))
+
+    has_bias = config.topk_method == "noaux_tc"
+    return MoeWeights(
+        router=put(f"{prefix}.gate.weight"),
+        bias=put(f"{prefix}.gate.e_score_correction_bias") if has_bias else None,
+        experts=MlpWeights(stacked("gate"), stacked("up"), stacked("down")),
+        shared=_mlp(put, f"{prefix}.shared_experts") if config.n_shared_experts else None,
+    )
+
+
+def load_drafter(file: KdtrFile, config: DrafterConfig, num_positions: int, ops: Any) -> DrafterWeights:
+    """Read a drafter's arrays into `ops` memory, with rotary tables for `num_positions` positions."""
+
+    def put(name: str) -> Any:
+        return ops.put(file[name])
+
+    def layer(index: int) -> DrafterLayerWeights:
+        prefix, attention = f"layers.{index}", f"layers.{index}.self_attn"
+        projections = [put(f"{attention}.{name}_proj.weight") for name in ("q", "k", "v")]
+        return DrafterLayerWeights(
+            put(f"{prefix}.input_layernorm.weight"),
+            *projections,
+            put(f"{attention}.q_norm.weight"),
+            put(f"{attention}.k_norm.weight"),
+            put(f"{attention}.o_proj.weight"),
+            put(f"{prefix}.post_attention_layernorm.weight"),
+            _mlp(put, f"{prefix}.mlp"),
+        )
+
+    cos, sin = rotary_tables(config.rope, config.head_dim, num_positions)
+    layers = [layer(index) for index in range(config.num_hidden_layers)]
+    norms = put("hidden_norm.weight"), put("norm.weight")
+    return DrafterWeights(put("fc.weight"), norms[0], layers, norms[1], ops.put(cos), ops.put(sin))
