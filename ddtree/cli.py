@@ -1,0 +1,205 @@
+"""The command line: `python -m ddtree COMMAND`. It parses, calls a room and prints; decisions are made elsewhere.
+
+Exit codes: 0 done, 1 the check the command makes failed, 2 wrong usage or bad input with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from ddtree import __version__
+from ddtree.checkpoint import convert_to_hf, convert_to_kdtr
+from ddtree.cli_options import bundle_of, decode_config, decode_options, engine_of, model_options, say
+from ddtree.compare import best_rows, compare, format_table, plan, report
+from ddtree.config import METHODS
+from ddtree.demo import run_demo
+from ddtree.errors import DdtreeError, UsageError
+from ddtree.generate import generate
+from ddtree.inspect import describe, verify
+from ddtree.inspect import format_table as format_arrays
+from ddtree.prompts import DEFAULT_PROMPTS, load_prompts
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="ddtree")
+def cli() -> None:
+    """DDTree speculative decoding of MLA + MoE transformers: which draft tree should be verified?"""
+
+
+@cli.command("generate")
+@click.argument("prompt", required=False)
+@click.option("--prompt-file", help="Read the prompt from a file; - reads stdin.")
+@click.option("--method", default="tree", show_default=True, help=f"One of {', '.join(METHODS)}.")
+@click.option(
+    "--budget", type=int, default=32, show_default=True, help="Most nodes of a tree, root not counted."
+)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@decode_options
+@model_options
+@click.option("--trace", help="Write every round to this JSON Lines file.")
+@json_option
+def generate_command(
+    prompt: str | None, prompt_file: str | None, method: str, budget: int, temperature: float, **options: Any
+) -> None:
+    """Continue PROMPT and stream the text as rounds commit it."""
+    text = _read_prompt(prompt, prompt_file)
+    bundle = bundle_of(options)
+    config = decode_config(bundle, method, budget, temperature, options)
+    engine = engine_of(bundle, budget, options)
+    if options["as_json"]:
+        result = generate(engine, text, config, options["trace"])
+        click.echo(json.dumps(result, indent=1))
+        return
+    click.echo(click.style(text, dim=True), nl=False)
+    result = generate(engine, text, config, options["trace"], lambda piece: click.echo(piece, nl=False))
+    click.echo()
+    say(
+        f"[{len(result['token_ids'])} tokens, ended by {result['finish']}; {result['rounds']} rounds, "
+        f"{result['mean_acceptance'] or 0:.2f} tokens a round with the bonus token, "
+        f"{result['tokens_per_second'] or 0:.1f} tokens/s]"
+    )
+
+
+def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
+    if (prompt is None) == (prompt_file is None):
+        raise UsageError("prompt: give either PROMPT or --prompt-file")
+    if prompt_file is None:
+        return prompt
+    try:
+        return sys.stdin.read() if prompt_file == "-" else Path(prompt_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{prompt_file}: cannot read the prompt: {error}") from None
+
+
+@cli.command("compare")
+@click.option(
+    "--budget", "budgets", type=int, multiple=True, default=(32,), show_default=True, help="May be repeated."
+)
+@click.option(
+    "--temperature",
+    "temperatures",
+    type=float,
+    multiple=True,
+    default=(0.0,),
+    show_default=True,
+    help="May be repeated; 0 is greedy.",
+)
+@decode_options
+@model_options
+@click.option(
+    "--prompts", default=str(DEFAULT_PROMPTS), show_default="the 64 shipped ones", help="A JSON Lines file."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Use the first N prompts only.")
+@json_option
+def compare_command(
+    budgets: tuple[int, ...], temperatures: tuple[float, ...], prompts: str, limit: int | None, **options: Any
+) -> None:
+    """Decode prompts by ar, chain and tree; exit 1 if any token differs from ar's.
+
+    A chain as long as the drafter allows and a tree of one node more are always among the rows: the fair pair.
+    """
+    chosen = load_prompts(prompts)[:limit]
+    bundle = bundle_of(options)
+    configs = [decode_config(bundle, "tree", budget, t, options) for t in temperatures for budget in budgets]
+    if bundle.drafter_config is None:
+        raise UsageError(f"{bundle.path}: the bundle has no drafter to compare with; name one with --drafter")
+    rows = plan(
+        bundle.drafter_config.horizon, budgets, dict.fromkeys(c.sampling for c in configs), configs[0]
+    )
+    engine = engine_of(bundle, max(row.config.budget for row in rows), options)
+    with tqdm(total=len(rows) * len(chosen), desc="compare", unit="decode") as bar:
+        compare(engine, chosen, rows, lambda row, prompt, rounds: bar.update())
+    records = report(rows)
+    equal = all(record["tokens_equal"] for record in records)
+    if options["as_json"]:
+        names = ("backend", "dtype", "route", "max_new_tokens", "top_k", "top_p", "seed")
+        document = {name: options[name] for name in names} | {"prompts": len(chosen), "tokens_equal": equal}
+        click.echo(json.dumps(document | {"rows": records, "best": best_rows(records)}, indent=1))
+    else:
+        click.echo(
+            f"{format_table(records)}\n\nEach method at its own best budget:\n{format_table(best_rows(records))}"
+        )
+    sys.exit(0 if equal else 1)
+
+
+@cli.command("inspect")
+@click.argument("path")
+@click.option("--verify", "check", is_flag=True, help="Check every array's checksum.")
+@json_option
+def inspect_command(path: str, check: bool, as_json: bool) -> None:
+    """Show the arrays, dtypes, shapes, bytes, parameters and meta of a KDTR file."""
+    description = describe(path)
+    if check:
+        with tqdm(total=len(description["arrays"]), desc="verify", unit="array") as bar:
+            description["arrays_verified"] = verify(path, lambda info: bar.update())
+    click.echo(json.dumps(description, indent=1) if as_json else format_arrays(description))
+    if check and not as_json:
+        click.echo(f"checksums of {description['arrays_verified']} arrays verified")
+
+
+@cli.command("convert")
+@click.argument("source")
+@click.argument("output")
+@json_option
+def convert_command(source: str, output: str, as_json: bool) -> None:
+    """Convert a Hugging Face folder to OUTPUT.kdtr, or a .kdtr file back to a Hugging Face folder."""
+    convert = convert_to_kdtr if Path(source).is_dir() else convert_to_hf
+    summary = convert(source, output)
+    click.echo(json.dumps(summary, indent=1) if as_json else _lines(summary))
+
+
+@cli.command("demo")
+@click.option(
+    "--out", default="out/demo", show_default=True, help="Folder for the figure, the trace and the table."
+)
+@model_options
+def demo_command(out: str, **options: Any) -> None:
+    """Generate from a few prompts, compare the methods, and draw one round's tree. Exit 1 if tokens differ."""
+    bundle = bundle_of(options)
+    equal = run_demo(lambda budget: engine_of(bundle, budget, options), Path(out), click.echo)
+    sys.exit(0 if equal else 1)
+
+
+def _lines(summary: dict[str, Any]) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in summary.items())
+
+
+def main() -> None:
+    """Run the command line; any error a user can cause is one line on stderr and exit code 2."""
+    sys.exit(_exit_code(lambda: cli.main(prog_name="ddtree", standalone_mode=False)))
+
+
+def _exit_code(run: Callable[[], Any]) -> int:
+    try:
+        run()
+    except SystemExit as stop:
+        return stop.code
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        say(error.format_message())
+        return 2
+    except click.ClickException as error:
+        return _refuse(error.format_message() + "; see --help")
+    except (DdtreeError, OSError) as error:
+        return _refuse(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        say("interrupted")
+        return 130
+    return 0
+
+
+def _refuse(message: str) -> int:
+    say("ddtree: " + " ".join(message.split()))
+    return 2

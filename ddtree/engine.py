@@ -1,0 +1,149 @@
+"""The engine: owns weights, cache and buffers of one model, and offers the stages of a round. It loops over nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ddtree.batch import ForwardBatch, chain_batch, tree_batch
+from ddtree.bundle import Bundle
+from ddtree.cache import LatentCache
+from ddtree.config import SamplingConfig
+from ddtree.drafter import Drafter
+from ddtree.errors import NumericsError, UsageError
+from ddtree.model import Model, Observer
+from ddtree.ops import get_ops
+from ddtree.sampling import choose_tokens
+from ddtree.tree import DraftTree
+from ddtree.weights import load_drafter, load_target
+
+PREFILL_CHUNK = 64  # rows a prompt goes through at once
+
+
+class Engine:
+    """One model on one backend, for trees of at most `max_budget` nodes and contexts of `max_context` positions.
+
+    The cache holds max_context rows and the largest verify on top, so no round can run over it. `drafting` says
+    whether committed rows feed the drafter; autoregressive decoding turns it off.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        backend: str = "numpy",
+        dtype: str = "f32",
+        route: str = "device",
+        max_budget: int = 32,
+        max_context: int | None = None,
+    ):
+        self.bundle, self.config = bundle, bundle.config
+        self.ops = ops = get_ops(backend, dtype, route)
+        self.max_context = max_context or self.config.max_position_embeddings
+        self.max_budget = max_budget
+        if not 1 <= self.max_context <= self.config.max_position_embeddings:
+            raise UsageError(
+                f"context: expected 1 to {self.config.max_position_embeddings} positions, found {max_context}"
+            )
+        rows = max(max_budget + 1, PREFILL_CHUNK)
+        drafter = bundle.drafter_config
+        positions = self.max_context + (drafter.block_size if drafter else 0)
+        weights = load_target(bundle.target, self.config, positions, ops)
+        self.model = Model(self.config, weights, rows, drafter.target_layer_ids if drafter else (), ops)
+        self.cache = LatentCache(self.config, self.max_context + rows, ops)
+        self.drafter = None
+        if drafter is not None:
+            drafter_weights = load_drafter(bundle.drafter, drafter, positions, ops)
+            self.drafter = Drafter(drafter, drafter_weights, self.max_context, rows, ops)
+        self.drafting = self.drafter is not None
+        self._pending: Any = None  # features of committed rows that the drafter has not seen yet
+
+    @property
+    def context_len(self) -> int:
+        return self.cache.context_len
+
+    @property
+    def horizon(self) -> int:
+        """The deepest node a draft can hold; 0 without a drafter."""
+        return self.drafter.config.horizon if self.drafter else 0
+
+    def reset(self, drafting: bool) -> None:
+        """Forget the context. Raises UsageError when a drafter is asked for and the bundle has none."""
+        if drafting and self.drafter is None:
+            raise UsageError(
+                f"{self.bundle.path}: the bundle has no drafter; use the method ar, or name one with --drafter"
+            )
+        self.cache.context_len, self.drafting, self._pending = 0, drafting, None
+
+    def forward(self, batch: ForwardBatch, observe: Observer | None = None) -> Any:
+        """Logits [M, V] of a batch's rows on top of the committed ones; commits nothing."""
+        self._feed_drafter()
+        self._logits, self._features = self.model.forward(batch, self.cache, observe)
+        return self._logits
+
+    def prefill(self, token_ids: np.ndarray, progress: Callable[[int], None] | None = None) -> Any:
+        """Commit a prompt in chunks; returns the logits [1, V] of its last row."""
+        for start in range(0, len(token_ids), PREFILL_CHUNK):
+            chunk = token_ids[start : start + PREFILL_CHUNK]
+            logits = self.forward(chain_batch(chunk, self.context_len))
+            self.commit(np.arange(len(chunk)))
+            if progress:
+                progress(len(chunk))
+        return logits[-1:]
+
+    def draft(self, root_token: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The drafter's table after the root: token_ids i32[horizon, k] and log_probs f32[horizon, k]."""
+        self._feed_drafter()
+        config, weights = self.drafter.config, self.model.weights
+        block = np.full(config.block_size, config.mask_token_id, np.int32)
+        block[0] = root_token
+        logits = self.drafter.draft(block, self.context_len, weights.embedding, weights.head)
+        token_ids = np.empty((config.horizon, k), np.int32)
+        log_probs = np.empty((config.horizon, k), np.float32)
+        self.ops.topk_log_softmax(logits, k, token_ids, log_probs)
+        return token_ids, log_probs
+
+    def verify(self, tree: DraftTree) -> Any:
+        """The target's logits [M, V] at every row of a tree."""
+        return self.forward(tree_batch(tree, self.context_len))
+
+    def choose(
+        self, logits: Any, positions: np.ndarray, sampling: SamplingConfig, sequence: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The target's token after each row, i32[M], and whether the row is bad, bool[M].
+
+        positions i32[M] are the rows' own; the tokens stand one further. Bad rows have a NaN or nothing finite.
+        """
+        tokens, bad = np.empty(len(positions), np.int32), np.empty(len(positions), bool)
+        self.ops.row_is_bad(logits, bad)
+        choose_tokens(self.ops, logits, positions + 1, sampling, sequence, tokens)
+        return tokens, bad
+
+    def accept(self, tree: DraftTree, tokens: np.ndarray, bad: np.ndarray) -> tuple[np.ndarray, int]:
+        """Rows of the walk (root first) and the bonus token; NumericsError when a row of the walk is bad."""
+        path = np.empty(len(tokens), np.int32)
+        length, bonus = self.ops.accept(tree.parents, tree.token_ids, tokens, tree.num_nodes, path)
+        path = path[:length]
+        if bad[path].any():
+            row = int(path[bad[path].argmax()])
+            raise NumericsError(
+                f"logits: row {row} at position {self.context_len + int(tree.depths[row])} has a NaN or no finite "
+                "value; nothing of this round was committed"
+            )
+        return path, bonus
+
+    def commit(self, path: np.ndarray) -> None:
+        """Make `path`, rows of the last forward, the next committed rows in every cache."""
+        self.ops.compact(self.cache.arrays, self.context_len, path)
+        if self.drafting:
+            self.ops.compact([self._features], 0, path)
+            self._pending = (self._features[: len(path)], self.context_len)
+        self.cache.context_len += len(path)
+
+    def _feed_drafter(self) -> None:
+        """Hand the features of newly committed rows to the drafter, before a forward overwrites them."""
+        if self._pending is not None:
+            self.drafter.extend(*self._pending)
+            self._pending = None
