@@ -16,8 +16,16 @@ from tqdm import tqdm
 
 from ddtree import __version__
 from ddtree.checkpoint import convert_to_hf, convert_to_kdtr
-from ddtree.cli_options import bundle_of, decode_config, decode_options, engine_of, model_options, say
-from ddtree.compare import best_rows, compare, format_table, plan, report
+from ddtree.cli_options import (
+    bundle_of,
+    decode_config,
+    decode_options,
+    describe_backend,
+    engine_of,
+    model_options,
+    say,
+)
+from ddtree.compare import ACCEPTANCE_NOTE, best_rows, compare, format_table, plan, report
 from ddtree.config import METHODS
 from ddtree.demo import run_demo
 from ddtree.errors import DdtreeError, UsageError
@@ -59,16 +67,26 @@ def generate_command(
     engine = engine_of(bundle, budget, options)
     if options["as_json"]:
         result = generate(engine, text, config, options["trace"])
-        click.echo(json.dumps(result, indent=1))
+        click.echo(json.dumps(result | {"backend": describe_backend(engine)}, indent=1))
         return
-    click.echo(click.style(text, dim=True), nl=False)
-    result = generate(engine, text, config, options["trace"], lambda piece: click.echo(piece, nl=False))
+    result = generate(engine, text, config, options["trace"], _Stream(text))
     click.echo()
     say(
         f"[{len(result['token_ids'])} tokens, ended by {result['finish']}; {result['rounds']} rounds, "
         f"{result['mean_acceptance'] or 0:.2f} tokens a round with the bonus token, "
-        f"{result['tokens_per_second'] or 0:.1f} tokens/s]"
+        f"{result['tokens_per_second'] or 0:.1f} tokens/s; {describe_backend(engine)}]"
     )
+
+
+class _Stream:
+    """Prints pieces of text as they come, the dimmed prompt before the first."""
+
+    def __init__(self, prompt: str):
+        self.prompt = click.style(prompt, dim=True)
+
+    def __call__(self, piece: str) -> None:
+        click.echo(self.prompt + piece, nl=False)
+        self.prompt = ""
 
 
 def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
@@ -123,13 +141,15 @@ def compare_command(
     records = report(rows)
     equal = all(record["tokens_equal"] for record in records)
     if options["as_json"]:
-        names = ("backend", "dtype", "route", "max_new_tokens", "top_k", "top_p", "seed")
-        document = {name: options[name] for name in names} | {"prompts": len(chosen), "tokens_equal": equal}
+        names = ("max_new_tokens", "top_k", "top_p", "seed")
+        document = {"backend": describe_backend(engine)} | {name: options[name] for name in names}
+        document |= {"prompts": len(chosen), "tokens_equal": equal}
         click.echo(json.dumps(document | {"rows": records, "best": best_rows(records)}, indent=1))
     else:
         click.echo(
-            f"{format_table(records)}\n\nEach method at its own best budget:\n{format_table(best_rows(records))}"
+            f"{describe_backend(engine)}, {len(chosen)} prompts\n{format_table(records)}\n{ACCEPTANCE_NOTE}"
         )
+        click.echo(f"\nEach method at its own best budget:\n{format_table(best_rows(records))}")
     sys.exit(0 if equal else 1)
 
 
@@ -191,7 +211,7 @@ def _exit_code(run: Callable[[], Any]) -> int:
         say(error.format_message())
         return 2
     except click.ClickException as error:
-        return _refuse(error.format_message() + "; see --help")
+        return _refuse(error.format_message().rstrip(".") + "; see --help")
     except (DdtreeError, OSError) as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, click.Abort):

@@ -63,11 +63,15 @@ def bundle_of(options: dict[str, Any]) -> Bundle:
 
 
 def engine_of(bundle: Bundle, max_budget: int, options: dict[str, Any]) -> Engine:
-    """Open an engine and say which backend it runs on."""
+    """Open an engine for trees of at most `max_budget` nodes."""
     choice = {name: options[name] for name in ("backend", "dtype", "route")}
-    engine = Engine(bundle, max_budget=max_budget, **choice)
-    say(f"backend {engine.ops.name} ({engine.ops.device}), {choice['dtype']}, MoE route {choice['route']}")
-    return engine
+    return Engine(bundle, max_budget=max_budget, **choice)
+
+
+def describe_backend(engine: Engine) -> str:
+    """The backend that the caller picked, in words: every result says it."""
+    ops = engine.ops
+    return f"backend {ops.name} ({ops.device}), {ops.dtype_name}, MoE route {ops.route}"
 
 
 def decode_config(

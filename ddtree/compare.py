@@ -121,6 +121,11 @@ HEADINGS = (
     "x ar",
 )
 
+ACCEPTANCE_NOTE = (
+    "accept: tokens a round, bonus token included; no loops: the same over rounds that start outside a loop\n"
+    "(a small model repeats itself under greedy decoding, and repetition is easy to draft); nodes: verified a round."
+)
+
 
 def format_table(records: list[dict[str, Any]]) -> str:
     """The comparison as text: acceptance length with bonus, then outside loops, then milliseconds a round by stage."""

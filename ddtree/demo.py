@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ddtree.compare import Row, compare, format_table, plan, report
+from ddtree.compare import ACCEPTANCE_NOTE, Row, compare, format_table, plan, report
 from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.decode import Round
 from ddtree.engine import Engine
@@ -22,10 +22,6 @@ BUDGET = 32
 NEW_TOKENS = 64
 TEMPERATURES = (0.0, 0.8)
 DRAWN_BUDGET = 16
-ACCEPTANCE_NOTE = (
-    "accept: tokens a round, bonus token included; no loops: the same over rounds that start outside a loop\n"
-    "(a small model repeats itself under greedy decoding, and repetition is easy to draft); nodes: verified a round."
-)
 
 
 def run_demo(open_engine: Callable[[int], Engine], out: Path, say: Callable[[str], None]) -> bool:

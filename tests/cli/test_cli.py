@@ -1,0 +1,214 @@
+"""The command line as a user meets it: results on stdout, one line on stderr and exit code 2 for bad input."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from ddtree import cli
+from ddtree.bundle import DEFAULT_MODEL
+from ddtree.prompts import load_prompts
+from ddtree.trace import read_trace
+
+PROMPT = "def read_lines(path):\n"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line in this process; returns (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ddtree", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return (stop.value.code, *capsys.readouterr())
+
+    return call
+
+
+def test_generate_streams_the_prompt_and_its_continuation(run):
+    code, out, err = run("generate", PROMPT, "--max-new-tokens", 24)
+    plain = run("generate", PROMPT, "--max-new-tokens", 24, "--json")
+    result = json.loads(plain[1])
+    assert code == plain[0] == 0
+    assert out == PROMPT + result["text"] + "\n"
+    assert len(err.splitlines()) == 1 and "24 tokens, ended by length" in err and "backend numpy" in err
+    assert len(result["token_ids"]) == 24 and result["prompt"] == PROMPT
+
+
+@pytest.mark.parametrize("method", ["ar", "chain", "tree"])
+def test_every_method_generates_the_same_text(run, method):
+    text = json.loads(run("generate", PROMPT, "--method", "ar", "--max-new-tokens", 16, "--json")[1])["text"]
+    assert (
+        json.loads(run("generate", PROMPT, "--method", method, "--max-new-tokens", 16, "--json")[1])["text"]
+        == text
+    )
+
+
+def test_generate_reads_a_file_and_writes_a_trace(run, tmp_path):
+    (tmp_path / "prompt.py").write_text(PROMPT)
+    trace = tmp_path / "trace.jsonl"
+    code, out, _ = run(
+        "generate",
+        "--prompt-file",
+        tmp_path / "prompt.py",
+        "--max-new-tokens",
+        12,
+        "--trace",
+        trace,
+        "--json",
+    )
+    header, (only,) = read_trace(trace)
+    assert (
+        code == 0
+        and header["backend"] == "numpy"
+        and set(header["model_sha256"]) == {"target.kdtr", "drafter.kdtr"}
+    )
+    assert [token for this in only.rounds for token in this["tokens"]] == json.loads(out)["token_ids"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompt.py", "trace.jsonl"]
+
+
+def test_compare_reports_equal_tokens_and_the_fair_pair(run):
+    code, out, _ = run(
+        "compare",
+        "--json",
+        "--limit",
+        2,
+        "--max-new-tokens",
+        12,
+        "--budget",
+        4,
+        "--temperature",
+        0,
+        "--temperature",
+        0.8,
+    )
+    document = json.loads(out)
+    pairs = {(row["method"], row["budget"]) for row in document["rows"]}
+    assert code == 0 and document["tokens_equal"] is True and document["prompts"] == 2
+    assert pairs == {("ar", 0), ("chain", 4), ("chain", 15), ("tree", 4), ("tree", 16)}
+    assert len(document["rows"]) == 10 and all(row["tokens_equal"] for row in document["rows"])
+    assert {"loop_share", "mean_acceptance", "mean_acceptance_outside_loops"} <= set(document["rows"][0])
+
+
+def test_compare_exits_1_when_tokens_differ(run, monkeypatch):
+    """A tree decoder that drops the check of its tokens must be caught: the walk here accepts a wrong bonus token."""
+    from ddtree.engine import Engine
+
+    honest = Engine.accept
+
+    def wrong_after_a_draft(self, tree, tokens, bad):
+        path, bonus = honest(self, tree, tokens, bad)
+        return path, (bonus + 1) % self.config.vocab_size if tree.num_nodes else bonus
+
+    monkeypatch.setattr(Engine, "accept", wrong_after_a_draft)
+    code, out, _ = run("compare", "--limit", 1, "--max-new-tokens", 8)
+    assert code == 1 and "NO (1)" in out
+
+
+def test_compare_prints_a_table(run):
+    code, out, _ = run("compare", "--limit", 1, "--max-new-tokens", 8)
+    assert code == 0 and "bonus token included" in out and out.count("tree") >= 3 and "best budget" in out
+
+
+def test_inspect_shows_and_verifies(run):
+    code, out, _ = run("inspect", DEFAULT_MODEL / "target.kdtr", "--verify")
+    assert code == 0 and "model.embed_tokens.weight" in out and "12,0" in out and "verified" in out
+    document = json.loads(run("inspect", DEFAULT_MODEL / "drafter.kdtr", "--json")[1])
+    assert document["meta"]["kind"] == "drafter"
+
+
+def test_convert_goes_both_ways(run, tmp_path):
+    code, _, _ = run("convert", DEFAULT_MODEL / "drafter.kdtr", tmp_path / "hf")
+    assert code == 0 and (tmp_path / "hf" / "config.json").exists()
+    code, out, _ = run("convert", tmp_path / "hf", tmp_path / "back.kdtr", "--json")
+    assert code == 0 and json.loads(out)["kind"] == "drafter"
+    assert (tmp_path / "back.kdtr").read_bytes() == (DEFAULT_MODEL / "drafter.kdtr").read_bytes()
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["compare"], ["inspect"], ["convert"], ["demo"]])
+def test_help_names_no_machine_path(run, command):
+    code, out, _ = run(*command, "--help")
+    assert code == 0 and "Usage: ddtree" in out and str(DEFAULT_MODEL.parent) not in out
+
+
+TARGET_ONLY = DEFAULT_MODEL / "target.kdtr"
+BAD = {
+    "no prompt": (["generate"], "prompt"),
+    "empty prompt": (["generate", ""], "empty"),
+    "two prompts": (["generate", "x", "--prompt-file", "y"], "either"),
+    "missing prompt file": (["generate", "--prompt-file", "no/such"], "no/such"),
+    "prompt longer than the cache": (["generate", "x = 1\n" * 700], "1024 positions"),
+    "unknown method": (["generate", "x", "--method", "beam"], "method"),
+    "negative budget": (["generate", "x", "--budget", "-1"], "budget"),
+    "negative temperature": (["generate", "x", "--temperature", "-0.5"], "temperature"),
+    "temperature not a number": (["generate", "x", "--temperature", "warm"], "temperature"),
+    "top_p zero": (["generate", "x", "--top-p", "0"], "top_p"),
+    "no tokens wanted": (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens"),
+    "unknown backend": (["generate", "x", "--backend", "abacus"], "backend"),
+    "unknown dtype": (["generate", "x", "--dtype", "f8"], "dtype"),
+    "missing model": (["generate", "x", "--model", "no/such"], "no/such"),
+    "model that is not KDTR": (["generate", "x", "--model", __file__], "KDTR"),
+    "chain without a drafter": (["generate", "x", "--method", "chain", "--model", TARGET_ONLY], "no drafter"),
+    "compare without a drafter": (["compare", "--model", TARGET_ONLY], "no drafter"),
+    "target given as drafter": (["generate", "x", "--drafter", TARGET_ONLY], "expected a drafter"),
+    "drafter given as target": (
+        ["generate", "x", "--model", DEFAULT_MODEL / "drafter.kdtr"],
+        "expected a target",
+    ),
+    "unwritable trace": (["generate", "x", "--trace", "no/such/trace.jsonl"], "no/such"),
+    "missing prompts": (["compare", "--prompts", "no/such"], "no/such"),
+    "prompts that are not JSON Lines": (["compare", "--prompts", __file__], "line 1"),
+    "inspect of no file": (["inspect", "no/such"], "no/such"),
+    "inspect of a text file": (["inspect", __file__], "KDTR"),
+    "convert of no file": (["convert", "no/such", "out.kdtr"], "no/such"),
+    "unwritable demo folder": (["demo", "--out", f"{__file__}/demo"], "folder"),
+    "unknown command": (["dance"], "dance"),
+    "unknown option": (["generate", "x", "--dance"], "dance"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(run, case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, said = BAD[case]
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1 and said in err and "Traceback" not in err
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_truncated_checkpoint_is_refused_and_nothing_is_written(run, tmp_path):
+    run("convert", DEFAULT_MODEL / "drafter.kdtr", tmp_path / "hf")
+    weights = tmp_path / "hf" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    code, out, err = run("convert", tmp_path / "hf", tmp_path / "out.kdtr")
+    lines = [line for line in err.splitlines() if line.startswith("ddtree: ")]
+    assert (code, out) == (2, "") and len(lines) == 1 and "model.safetensors" in lines[0]
+    assert os.listdir(tmp_path) == ["hf"]
+
+
+def test_a_truncated_bundle_is_refused(run, tmp_path):
+    cut = tmp_path / "target.kdtr"
+    cut.write_bytes((DEFAULT_MODEL / "target.kdtr").read_bytes()[:-5000])
+    code, out, err = run("generate", "x", "--model", cut)
+    assert (code, out) == (2, "") and "target.kdtr" in err and len(err.splitlines()) == 1
+
+
+def test_unwritable_conversion_leaves_nothing(run, tmp_path):
+    code, _, err = run("convert", DEFAULT_MODEL / "drafter.kdtr", tmp_path / "no" / "such" / "hf")
+    assert code == 2 and "such" in err.splitlines()[-1] and os.listdir(tmp_path) == []
+
+
+def test_the_shipped_prompts_are_the_default(run):
+    assert len(load_prompts()) == 64
+
+
+def test_interrupt_is_one_line(run, monkeypatch):
+    def interrupted(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "generate", interrupted)
+    code, out, err = run("generate", "x")
+    assert (code, out, err.strip()) == (130, "", "interrupted")
