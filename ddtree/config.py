@@ -161,7 +161,7 @@ class DrafterConfig:
         """Read a DFlash config; `dflash_config` holds mask id, target layers and the context window."""
         read = FieldReader(hf, where)
         dflash = FieldReader(read.get("dflash_config"), f"{where}: dflash_config")
-        if any(kind != "full_attention" for kind in hf.get("layer_types") or ()):
+        if set(read.names("layer_types", ())) - {"full_attention"}:
             raise ConfigError(
                 f"{where}: layer_types: expected full_attention only, found {hf['layer_types']}"
             )
@@ -182,8 +182,10 @@ class DrafterConfig:
         )
         if config.num_attention_heads % config.num_key_value_heads or config.head_dim % 2:
             raise ConfigError(f"{where}: num_key_value_heads must divide the heads and head_dim must be even")
-        if not config.target_layer_ids:
-            raise ConfigError(f"{where}: dflash_config: target_layer_ids is empty")
+        if not config.target_layer_ids or len(set(config.target_layer_ids)) < len(config.target_layer_ids):
+            raise ConfigError(
+                f"{where}: dflash_config: target_layer_ids: expected distinct layers, at least one"
+            )
         return config
 
     def check_target(self, target: ModelConfig) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral
 
 import numpy as np
 
@@ -72,7 +73,7 @@ def decode(
             f"budget: this engine was opened for {engine.max_budget} nodes, found {config.budget}"
         )
     engine.reset(drafting=config.method != "ar")
-    return _rounds(engine, prompt, config, sequence)
+    return _rounds(engine, prompt, config, sequence, engine.decodes_started)
 
 
 def _checked_prompt(engine: Engine, prompt_ids: Sequence[int]) -> np.ndarray:
@@ -82,29 +83,35 @@ def _checked_prompt(engine: Engine, prompt_ids: Sequence[int]) -> np.ndarray:
         raise UsageError(
             f"prompt: {len(prompt_ids)} tokens do not fit into the {engine.max_context} positions of the cache"
         )
-    prompt = np.asarray(prompt_ids, np.int64)
-    if prompt.min() < 0 or prompt.max() >= engine.config.vocab_size:
-        raise UsageError(f"prompt: token ids must lie in 0..{engine.config.vocab_size - 1}")
-    return prompt.astype(np.int32)
+    vocabulary = range(engine.config.vocab_size)
+    for token in prompt_ids:
+        if isinstance(token, bool) or not isinstance(token, Integral) or token not in vocabulary:
+            raise UsageError(f"prompt: token ids are integers in 0..{len(vocabulary) - 1}, found {token!r}")
+    return np.asarray(prompt_ids, np.int32)
 
 
-def _rounds(engine: Engine, prompt: np.ndarray, config: DecodeConfig, sequence: int) -> Iterator[Round]:
+def _rounds(
+    engine: Engine, prompt: np.ndarray, config: DecodeConfig, sequence: int, own: int
+) -> Iterator[Round]:
+    """The rounds of decode number `own` of this engine, which has one cache: a later decode ends an earlier one."""
+
+    def check_own() -> None:
+        if engine.decodes_started != own:
+            raise UsageError("decode: another decode has begun on this engine; use an engine for each")
+
     wanted = min(config.max_new_tokens, engine.max_context - len(prompt) + 1)
     ran_out = "length" if wanted == config.max_new_tokens else "context"
-    this = _prefill(engine, prompt, config, sequence)
-    produced = 0
+    check_own()
+    this, produced = _prefill(engine, prompt, config, sequence), 0
     while True:
         produced += len(this.tokens)
         stopped = this.tokens[-1] in config.stop_token_ids
         if stopped or produced == wanted:
-            yield _with_finish(this, "stop" if stopped else ran_out)
+            yield replace(this, finish="stop" if stopped else ran_out)
             return
         yield this
+        check_own()
         this = _round(engine, this, config, wanted - produced, sequence)
-
-
-def _with_finish(this: Round, finish: str) -> Round:
-    return Round(**{**this.__dict__, "finish": finish})
 
 
 def _prefill(engine: Engine, prompt: np.ndarray, config: DecodeConfig, sequence: int) -> Round:

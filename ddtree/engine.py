@@ -41,12 +41,11 @@ class Engine:
     ):
         self.bundle, self.config = bundle, bundle.config
         self.ops = ops = get_ops(backend, dtype, route)
-        self.max_context = max_context or self.config.max_position_embeddings
+        longest = self.config.max_position_embeddings
+        self.max_context = longest if max_context is None else max_context
         self.max_budget = max_budget
-        if not 1 <= self.max_context <= self.config.max_position_embeddings:
-            raise UsageError(
-                f"context: expected 1 to {self.config.max_position_embeddings} positions, found {max_context}"
-            )
+        if not 1 <= self.max_context <= longest:
+            raise UsageError(f"context: expected 1 to {longest} positions, found {max_context}")
         rows = max(max_budget + 1, PREFILL_CHUNK)
         drafter = bundle.drafter_config
         positions = self.max_context + (drafter.block_size if drafter else 0)
@@ -58,6 +57,7 @@ class Engine:
             drafter_weights = load_drafter(bundle.drafter, drafter, positions, ops)
             self.drafter = Drafter(drafter, drafter_weights, self.max_context, rows, ops)
         self.drafting = self.drafter is not None
+        self.decodes_started = 0  # a decode that finds another number than its own has lost the cache
         self._pending: Any = None  # features of committed rows that the drafter has not seen yet
 
     @property
@@ -76,6 +76,7 @@ class Engine:
                 f"{self.bundle.path}: the bundle has no drafter; use the method ar, or name one with --drafter"
             )
         self.cache.context_len, self.drafting, self._pending = 0, drafting, None
+        self.decodes_started += 1
 
     def forward(self, batch: ForwardBatch, observe: Observer | None = None) -> Any:
         """Logits [M, V] of a batch's rows on top of the committed ones; commits nothing."""

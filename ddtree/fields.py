@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ddtree.errors import ConfigError
 
 REQUIRED = object()
+MOST = 2**40  # of an integer
+SMALLEST, LARGEST = 1e-30, 1e30  # no setting lies outside, and what is computed from them stays finite
 
 
 class FieldReader:
@@ -30,7 +31,7 @@ class FieldReader:
 
     def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1) -> Any:
         value = self.get(name, default)
-        if value is not default and (type(value) is not int or value < minimum):
+        if value is not default and (type(value) is not int or not minimum <= value <= MOST):
             raise self._fail(name, f"an integer >= {minimum}", value)
         return value
 
@@ -38,10 +39,10 @@ class FieldReader:
         value = self.get(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._fail(name, "a finite number", value)
-        if positive and value <= 0:
-            raise self._fail(name, "a number > 0", value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            raise self._fail(name, f"a number of at most {LARGEST:g}", value)
+        if positive and not value >= SMALLEST:
+            raise self._fail(name, f"a number of at least {SMALLEST:g}", value)
         return float(value)
 
     def flag(self, name: str, default: Any = REQUIRED) -> bool:
@@ -61,4 +62,10 @@ class FieldReader:
         value = [value] if type(value) is int else value
         if not isinstance(value, list | tuple) or any(type(item) is not int or item < 0 for item in value):
             raise self._fail(name, "a list of integers >= 0", value)
+        return tuple(value)
+
+    def names(self, name: str, default: Any = REQUIRED) -> tuple[str, ...]:
+        value = self.get(name, default)
+        if not isinstance(value, list | tuple) or any(not isinstance(item, str) for item in value):
+            raise self._fail(name, "a list of names", value)
         return tuple(value)

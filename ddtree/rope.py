@@ -33,6 +33,8 @@ class RopeConfig:
         scaling = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
         read = FieldReader(scaling, f"{where}: rope_scaling")
         theta = read.number("rope_theta", None) or FieldReader(hf, where).number("rope_theta")
+        if theta <= 1.0:
+            raise ConfigError(f"{where}: rope_theta: expected a number above 1, found {theta!r}")
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind == "default":
             return cls(theta)
@@ -40,6 +42,8 @@ class RopeConfig:
             raise ConfigError(f"{where}: rope type: expected default or yarn, found {kind!r}")
         factor = read.number("factor")
         mscale, mscale_all = read.number("mscale", None, False), read.number("mscale_all_dim", None, False)
+        if min(mscale or 0, mscale_all or 0) < 0:
+            raise ConfigError(f"{where}: rope_scaling: mscale and mscale_all_dim: expected numbers >= 0")
         amplitude = _mscale(factor, 1.0)
         if mscale and mscale_all:
             amplitude = _mscale(factor, mscale) / _mscale(factor, mscale_all)

@@ -133,7 +133,7 @@ def read_trace(path: Path | str) -> tuple[dict[str, Any], list[TraceRun]]:
 def _parse(path: Path | str, number: int, text: str) -> dict[str, Any]:
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: line {number}: not JSON: {error}") from None
     if not isinstance(record, dict):
         raise UsageError(f"{path}: line {number}: expected a JSON object")

@@ -114,7 +114,12 @@ def test_compare_prints_a_table(run):
 
 def test_inspect_shows_and_verifies(run):
     code, out, _ = run("inspect", DEFAULT_MODEL / "target.kdtr", "--verify")
-    assert code == 0 and "model.embed_tokens.weight" in out and "12,052,336 parameters" in out and "verified" in out
+    assert (
+        code == 0
+        and "model.embed_tokens.weight" in out
+        and "12,052,336 parameters" in out
+        and "verified" in out
+    )
     document = json.loads(run("inspect", DEFAULT_MODEL / "drafter.kdtr", "--json")[1])
     assert document["meta"]["kind"] == "drafter"
 

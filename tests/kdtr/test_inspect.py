@@ -42,7 +42,11 @@ def test_describe(path):
 
 def test_bytes_and_integers_are_no_parameters(tmp_path):
     path = tmp_path / "mixed.kdtr"
-    save(path, {"text": np.zeros(9, np.uint8), "ids": np.zeros(3, np.int32), "w": np.zeros((2, 2), np.float16)}, {})
+    save(
+        path,
+        {"text": np.zeros(9, np.uint8), "ids": np.zeros(3, np.int32), "w": np.zeros((2, 2), np.float16)},
+        {},
+    )
     assert describe(path)["parameters"] == 4
 
 

@@ -1,0 +1,30 @@
+"""Engines that the decode tests share; a test that changes one does so through monkeypatch."""
+
+import pytest
+from support import arrays_of, tiny, trained
+
+from ddtree.engine import Engine
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """The trained model, f32, for trees of up to 64 nodes."""
+    return Engine(trained(), max_budget=64)
+
+
+@pytest.fixture(scope="session")
+def large_engine():
+    """The trained model, f32, for trees of up to 512 nodes."""
+    return Engine(trained(), max_budget=512)
+
+
+@pytest.fixture(scope="session")
+def tiny_engine():
+    """A random model of 512 tokens, f32; its drafter is random too, tests give it a table instead."""
+    return Engine(tiny("dsv3"), max_budget=64, max_context=400)
+
+
+@pytest.fixture(scope="session")
+def check():
+    """prompts [8, 128], their greedy tokens [8, 128], and the rounds of the published code for the first 6."""
+    return arrays_of("check.npz")
