@@ -23,7 +23,7 @@ class ForwardBatch:
 
     @property
     def num_rows(self) -> int:
-        return len(self.token_ids)
+        return self.token_ids.shape[0]
 
     @property
     def positions(self) -> np.ndarray:

@@ -9,17 +9,19 @@ from ddtree.errors import CapacityError
 
 
 class LatentCache:
-    """Caches of every layer: `latents[layer]` [capacity, kv_lora_rank], `ropes[layer]` [capacity, rope dim].
+    """`latent` [layers, capacity, kv_lora_rank] and `rope` [layers, capacity, rope dim], with views by layer.
 
     Rows below `context_len` are committed. Rows above it may hold anything and are never read before written.
     """
 
     def __init__(self, config: ModelConfig, capacity: int, ops: Any):
-        layers = range(config.num_hidden_layers)
+        layers = config.num_hidden_layers
         self.capacity = capacity
         self.context_len = 0
-        self.latents = [ops.empty((capacity, config.kv_lora_rank)) for _ in layers]
-        self.ropes = [ops.empty((capacity, config.qk_rope_head_dim)) for _ in layers]
+        self.latent = ops.empty_cache((layers, capacity, config.kv_lora_rank))
+        self.rope = ops.empty_cache((layers, capacity, config.qk_rope_head_dim))
+        self.latents = [self.latent[layer] for layer in range(layers)]
+        self.ropes = [self.rope[layer] for layer in range(layers)]
 
     def check_room(self, num_rows: int) -> None:
         """Raise CapacityError unless `num_rows` more rows fit."""

@@ -25,43 +25,44 @@ class Drafter:
         c, block = config, config.block_size
         layers = range(c.num_hidden_layers)
         kv = (c.num_key_value_heads, c.head_dim)
-        self.keys = [ops.empty((capacity, *kv)) for _ in layers]
-        self.values = [ops.empty((capacity, *kv)) for _ in layers]
+        self.keys = [ops.empty_cache((capacity, *kv)) for _ in layers]
+        self.values = [ops.empty_cache((capacity, *kv)) for _ in layers]
         self.context = ops.empty((max_rows, c.hidden_size))
         self.projected = ops.empty((max_rows, *kv))
-        self.block_depths = np.arange(block, dtype=np.int32)
-        self.row_depths = np.arange(max_rows, dtype=np.int32)
+        self.block_depths = ops.integers(np.arange(block))
+        self.row_depths = ops.integers(np.arange(max_rows))
         self.residual, self.normed, self.branch = (ops.empty((block, c.hidden_size)) for _ in range(3))
         self.query, self.heads = (ops.empty((block, c.num_attention_heads, c.head_dim)) for _ in range(2))
         self.block_key, self.block_value = ops.empty((block, *kv)), ops.empty((block, *kv))
         self.gate, self.up = (ops.empty((block, c.intermediate_size)) for _ in range(2))
         self.logits = ops.empty((c.horizon, c.vocab_size))
 
-    def extend(self, features: Any, context_len: int) -> None:
+    def extend(self, features: Any, context_len: Any) -> None:
         """Project features [M, F x hidden] of the rows context_len.. into every layer's key and value cache."""
-        ops, config, rows = self.ops, self.config, len(features)
+        ops, config, rows = self.ops, self.config, features.shape[0]
         context, projected = self.context[:rows], self.projected[:rows]
+        flat = projected.reshape(rows, -1)
         ops.linear(features, self.weights.fc, context)
         ops.rms_norm(context, self.weights.hidden_norm, config.rms_norm_eps, context)
         at = (self.weights.cos, self.weights.sin, self.row_depths[:rows], context_len)
-        new = slice(context_len, context_len + rows)
         for layer, keys, values in zip(self.weights.layers, self.keys, self.values, strict=True):
-            ops.linear(context, layer.k, projected.reshape(rows, -1))
+            ops.linear(context, layer.k, flat)
             ops.rms_norm(projected, layer.k_norm, config.rms_norm_eps, projected)
-            ops.rope(projected, *at, keys[new])
-            ops.linear(context, layer.v, values[new].reshape(rows, -1))
+            ops.rope(projected, *at, projected)
+            ops.append_rows(projected, context_len, keys)
+            ops.linear(context, layer.v, flat)
+            ops.append_rows(projected, context_len, values)
 
-    def draft(self, token_ids: np.ndarray, context_len: int, embedding: Any, head: Any) -> Any:
+    def draft(self, token_ids: Any, context_len: Any, embedding: Any, head: Any) -> Any:
         """Logits [horizon, V] of the tokens at depths 1..horizon after the root at position context_len.
 
         token_ids i32[block_size] = [root, MASK, MASK, ..]; embedding and head are the target's.
         """
         ops, config = self.ops, self.config
-        start = max(0, context_len - config.context_window) if config.context_window else 0
         ops.embed(token_ids, embedding, self.residual)
         for index, layer in enumerate(self.weights.layers):
             ops.rms_norm(self.residual, layer.input_norm, config.rms_norm_eps, self.normed)
-            self._attention(layer, index, start, context_len)
+            self._attention(layer, index, context_len)
             ops.add(self.residual, self.branch, self.residual)
             ops.rms_norm(self.residual, layer.post_norm, config.rms_norm_eps, self.normed)
             ops.linear(self.normed, layer.mlp.gate, self.gate)
@@ -73,7 +74,7 @@ class Drafter:
         ops.linear(self.normed[1:], head, self.logits)
         return self.logits
 
-    def _attention(self, layer: DrafterLayerWeights, index: int, start: int, context_len: int) -> None:
+    def _attention(self, layer: DrafterLayerWeights, index: int, context_len: Any) -> None:
         """Per-head norms, rotary on the block's queries and keys, then context and block together."""
         ops, eps, block = self.ops, self.config.rms_norm_eps, self.config.block_size
         at = (self.weights.cos, self.weights.sin, self.block_depths, context_len)
@@ -91,8 +92,8 @@ class Drafter:
             self.values[index],
             self.block_key,
             self.block_value,
-            start,
             context_len,
+            self.config.context_window or 0,
             self.config.head_dim**-0.5,
             self.heads,
         )

@@ -55,7 +55,7 @@ class Engine:
         self.drafter = None
         if drafter is not None:
             drafter_weights = load_drafter(bundle.drafter, drafter, positions, ops)
-            self.drafter = Drafter(drafter, drafter_weights, self.max_context, rows, ops)
+            self.drafter = Drafter(drafter, drafter_weights, self.cache.capacity, rows, ops)
         self.drafting = self.drafter is not None
         self.decodes_started = 0  # a decode that finds another number than its own has lost the cache
         self._pending: Any = None  # features of committed rows that the drafter has not seen yet

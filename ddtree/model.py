@@ -22,7 +22,7 @@ Observer = Callable[[str, int, Any], None]
 
 @dataclass
 class ModelBuffers:
-    """Scratch for up to `max_rows` rows, every array [max_rows, ...] but gates [n_routed, max_rows]."""
+    """Scratch for up to `max_rows` rows, every array [max_rows, ...]; gates are [n_routed, rows] in their memory."""
 
     residual: Any
     normed: Any
@@ -70,16 +70,16 @@ class ModelBuffers:
             "shared_up": (c.shared_intermediate_size,),
             "shared": (c.hidden_size,),
             "router": (c.n_routed_experts,),
+            "gates": (c.n_routed_experts,),
+            "pairs": (c.num_experts_per_tok, c.moe_intermediate_size),
             "logits": (c.vocab_size,),
             "features": (len(feature_layers) * c.hidden_size,),
         }
-        arrays = {name: ops.empty((max_rows, *width)) for name, width in widths.items()}
-        pairs = ops.empty((max_rows * c.num_experts_per_tok, c.moe_intermediate_size))
-        return cls(gates=ops.empty((c.n_routed_experts, max_rows)), pairs=pairs, **arrays)
+        return cls(**{name: ops.empty((max_rows, *width)) for name, width in widths.items()})
 
     @property
     def max_rows(self) -> int:
-        return len(self.residual)
+        return self.residual.shape[0]
 
     def rows(self, count: int) -> ModelBuffers:
         """Views of the first `count` rows; CapacityError when there are not so many."""
@@ -87,9 +87,7 @@ class ModelBuffers:
             raise CapacityError(
                 f"forward: {count} rows, the scratch holds {self.max_rows}; open the engine for a larger budget"
             )
-        whole = {"gates", "pairs"}
-        views = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ModelBuffers(**{name: a if name in whole else a[:count] for name, a in views.items()})
+        return ModelBuffers(**{field.name: getattr(self, field.name)[:count] for field in fields(self)})
 
 
 class Model:
@@ -177,12 +175,13 @@ class Model:
 
     def _moe(self, moe: MoeWeights, index: int, b: ModelBuffers, see: Observer) -> None:
         """Routed experts are summed first; the shared expert's output is added to that."""
-        ops, gates = self.ops, b.gates[:, : len(b.router)]
+        ops, rows = self.ops, b.router.shape[0]
+        gates, pairs = b.gates.reshape(-1, rows), b.pairs.reshape(-1, b.pairs.shape[2])
         ops.linear(b.normed, moe.router, b.router)
         see("router", index, b.router)
         ops.gate(b.router, moe.bias, self.gate_rule, gates)
         see("gates", index, gates)
-        ops.experts(b.normed, gates, moe.experts.gate, moe.experts.up, moe.experts.down, b.pairs, b.branch)
+        ops.experts(b.normed, gates, moe.experts.gate, moe.experts.up, moe.experts.down, pairs, b.branch)
         if moe.shared is not None:
             self._mlp(moe.shared, b.normed, b.shared_gate, b.shared_up, b.shared)
             ops.add(b.branch, b.shared, b.branch)

@@ -90,79 +90,90 @@ class DrafterWeights:
     sin: Any
 
 
-def _mlp(put: Any, prefix: str) -> MlpWeights:
-    return MlpWeights(*(put(f"{prefix}.{name}_proj.weight") for name in ("gate", "up", "down")))
+class _Reader:
+    """Moves a file's arrays into a backend's memory: matrices in its matmul format, the rest exactly."""
+
+    def __init__(self, file: KdtrFile, ops: Any):
+        self.file, self.ops = file, ops
+
+    def matrix(self, name: str) -> Any:
+        return self.ops.put(self.file[name])
+
+    def exact(self, name: str) -> Any:
+        return self.ops.put_exact(self.file[name])
+
+    def mlp(self, prefix: str) -> MlpWeights:
+        return MlpWeights(*(self.matrix(f"{prefix}.{name}_proj.weight") for name in ("gate", "up", "down")))
 
 
 def load_target(file: KdtrFile, config: ModelConfig, num_positions: int, ops: Any) -> TargetWeights:
     """Read a target's arrays into `ops` memory, with rotary tables for `num_positions` positions."""
 
-    def put(name: str) -> Any:
-        return ops.put(file[name])
-
+    read = _Reader(file, ops)
     cos, sin = rotary_tables(config.rope, config.qk_rope_head_dim, num_positions)
-    layers = [_target_layer(file, config, layer, put, ops) for layer in range(config.num_hidden_layers)]
-    embedding = put("model.embed_tokens.weight")
-    head = embedding if config.tie_word_embeddings else put("lm_head.weight")
-    return TargetWeights(embedding, layers, put("model.norm.weight"), head, ops.put(cos), ops.put(sin))
+    layers = [_target_layer(read, config, layer) for layer in range(config.num_hidden_layers)]
+    embedding = read.matrix("model.embed_tokens.weight")
+    head = embedding if config.tie_word_embeddings else read.matrix("lm_head.weight")
+    tables = ops.put_exact(cos), ops.put_exact(sin)
+    return TargetWeights(embedding, layers, read.exact("model.norm.weight"), head, *tables)
 
 
-def _target_layer(file: KdtrFile, config: ModelConfig, layer: int, put: Any, ops: Any) -> LayerWeights:
+def _target_layer(read: _Reader, config: ModelConfig, layer: int) -> LayerWeights:
     prefix = f"model.layers.{layer}"
     attention, has_q_lora = f"{prefix}.self_attn", config.q_lora_rank is not None
     heads, nope = config.num_attention_heads, config.qk_nope_head_dim
-    kv_b = file[f"{attention}.kv_b_proj.weight"].reshape(heads, nope + config.v_head_dim, config.kv_lora_rank)
+    kv_b = read.file[f"{attention}.kv_b_proj.weight"].reshape(
+        heads, nope + config.v_head_dim, config.kv_lora_rank
+    )
     return LayerWeights(
-        input_norm=put(f"{prefix}.input_layernorm.weight"),
-        q_a=put(f"{attention}.q_a_proj.weight") if has_q_lora else None,
-        q_a_norm=put(f"{attention}.q_a_layernorm.weight") if has_q_lora else None,
-        q_b=put(f"{attention}.{'q_b_proj' if has_q_lora else 'q_proj'}.weight"),
-        kv_a=put(f"{attention}.kv_a_proj_with_mqa.weight"),
-        kv_a_norm=put(f"{attention}.kv_a_layernorm.weight"),
-        w_kc=ops.put(kv_b[:, :nope].transpose(0, 2, 1)),
-        w_vc=ops.put(kv_b[:, nope:]),
-        o=put(f"{attention}.o_proj.weight"),
-        post_norm=put(f"{prefix}.post_attention_layernorm.weight"),
-        mlp=_moe(file, config, f"{prefix}.mlp", put, ops)
-        if config.is_moe(layer)
-        else _mlp(put, f"{prefix}.mlp"),
+        input_norm=read.exact(f"{prefix}.input_layernorm.weight"),
+        q_a=read.matrix(f"{attention}.q_a_proj.weight") if has_q_lora else None,
+        q_a_norm=read.exact(f"{attention}.q_a_layernorm.weight") if has_q_lora else None,
+        q_b=read.matrix(f"{attention}.{'q_b_proj' if has_q_lora else 'q_proj'}.weight"),
+        kv_a=read.matrix(f"{attention}.kv_a_proj_with_mqa.weight"),
+        kv_a_norm=read.exact(f"{attention}.kv_a_layernorm.weight"),
+        w_kc=read.ops.put(kv_b[:, :nope].transpose(0, 2, 1)),
+        w_vc=read.ops.put(kv_b[:, nope:]),
+        o=read.matrix(f"{attention}.o_proj.weight"),
+        post_norm=read.exact(f"{prefix}.post_attention_layernorm.weight"),
+        mlp=_moe(read, config, f"{prefix}.mlp") if config.is_moe(layer) else read.mlp(f"{prefix}.mlp"),
     )
 
 
-def _moe(file: KdtrFile, config: ModelConfig, prefix: str, put: Any, ops: Any) -> MoeWeights:
+def _moe(read: _Reader, config: ModelConfig, prefix: str) -> MoeWeights:
     def stacked(name: str) -> Any:
         experts = range(config.n_routed_experts)
-        return ops.put(np.stack([file[f"{prefix}.experts.{e}.{name}_proj.weight"] for e in experts]))
+        return read.ops.put(
+            np.stack([read.file[f"{prefix}.experts.{e}.{name}_proj.weight"] for e in experts])
+        )
 
     has_bias = config.topk_method == "noaux_tc"
     return MoeWeights(
-        router=put(f"{prefix}.gate.weight"),
-        bias=put(f"{prefix}.gate.e_score_correction_bias") if has_bias else None,
+        router=read.exact(f"{prefix}.gate.weight"),
+        bias=read.exact(f"{prefix}.gate.e_score_correction_bias") if has_bias else None,
         experts=MlpWeights(stacked("gate"), stacked("up"), stacked("down")),
-        shared=_mlp(put, f"{prefix}.shared_experts") if config.n_shared_experts else None,
+        shared=read.mlp(f"{prefix}.shared_experts") if config.n_shared_experts else None,
     )
 
 
 def load_drafter(file: KdtrFile, config: DrafterConfig, num_positions: int, ops: Any) -> DrafterWeights:
     """Read a drafter's arrays into `ops` memory, with rotary tables for `num_positions` positions."""
-
-    def put(name: str) -> Any:
-        return ops.put(file[name])
+    read = _Reader(file, ops)
 
     def layer(index: int) -> DrafterLayerWeights:
         prefix, attention = f"layers.{index}", f"layers.{index}.self_attn"
-        projections = [put(f"{attention}.{name}_proj.weight") for name in ("q", "k", "v")]
         return DrafterLayerWeights(
-            put(f"{prefix}.input_layernorm.weight"),
-            *projections,
-            put(f"{attention}.q_norm.weight"),
-            put(f"{attention}.k_norm.weight"),
-            put(f"{attention}.o_proj.weight"),
-            put(f"{prefix}.post_attention_layernorm.weight"),
-            _mlp(put, f"{prefix}.mlp"),
+            read.exact(f"{prefix}.input_layernorm.weight"),
+            *(read.matrix(f"{attention}.{name}_proj.weight") for name in ("q", "k", "v")),
+            read.exact(f"{attention}.q_norm.weight"),
+            read.exact(f"{attention}.k_norm.weight"),
+            read.matrix(f"{attention}.o_proj.weight"),
+            read.exact(f"{prefix}.post_attention_layernorm.weight"),
+            read.mlp(f"{prefix}.mlp"),
         )
 
     cos, sin = rotary_tables(config.rope, config.head_dim, num_positions)
     layers = [layer(index) for index in range(config.num_hidden_layers)]
-    norms = put("hidden_norm.weight"), put("norm.weight")
-    return DrafterWeights(put("fc.weight"), norms[0], layers, norms[1], ops.put(cos), ops.put(sin))
+    norms = read.exact("hidden_norm.weight"), read.exact("norm.weight")
+    tables = ops.put_exact(cos), ops.put_exact(sin)
+    return DrafterWeights(read.matrix("fc.weight"), norms[0], layers, norms[1], *tables)

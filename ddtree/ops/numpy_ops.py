@@ -11,7 +11,7 @@ from ddtree.reference.experts import experts
 from ddtree.reference.gate import GateRule, gate_device, gate_host
 from ddtree.reference.linear import embed, head_linear, linear
 from ddtree.reference.pointwise import add, copy_columns, rms_norm, swiglu
-from ddtree.reference.position import append_latent, rope, split_query
+from ddtree.reference.position import append_latent, append_rows, rope, split_query
 from ddtree.reference.sample import sample
 from ddtree.reference.topk import argmax, row_is_bad, topk_log_softmax
 from ddtree.reference.tree_build import build_tree
@@ -36,6 +36,7 @@ class NumpyOps:
     rope = staticmethod(rope)
     split_query = staticmethod(split_query)
     append_latent = staticmethod(append_latent)
+    append_rows = staticmethod(append_rows)
     attention = staticmethod(attention)
     block_attention = staticmethod(block_attention)
     experts = staticmethod(experts)
@@ -60,9 +61,20 @@ class NumpyOps:
         """An uninitialised array of the backend's dtype."""
         return np.empty(shape, self.dtype)
 
+    empty_cache = empty  # another backend may keep caches in its matmul format
+
     def put(self, array: np.ndarray) -> np.ndarray:
         """A contiguous copy of a weight in the backend's dtype."""
         return np.array(array, self.dtype, order="C")
+
+    def put_exact(self, array: np.ndarray) -> np.ndarray:
+        """The same for what is never rounded to a matmul's format: norms, router, bias, rotary tables."""
+        return self.put(array)
+
+    @staticmethod
+    def integers(array: np.ndarray) -> np.ndarray:
+        """A contiguous i32 copy: token ids, depths, lineage."""
+        return np.array(array, np.int32, order="C")
 
     @staticmethod
     def gate_rule(config: ModelConfig) -> GateRule:

@@ -9,21 +9,21 @@ def block_attention(
     value_cache: np.ndarray,
     block_key: np.ndarray,
     block_value: np.ndarray,
-    context_start: int,
     context_len: int,
+    window: int,
     scale: float,
     out: np.ndarray,
 ) -> None:
-    """Grouped-query attention over cache rows context_start..context_len-1 followed by the block's own rows.
+    """Grouped-query attention over the last `window` rows of the context (0: all) and then the block's own rows.
 
     query and out [B, H, D], caches [capacity, G, D], block_key and block_value [B, G, D]; head h reads key head
     h // (H / G). B is the drafter's block size.
     """
     block, heads, dim = query.shape
     groups = key_cache.shape[1]
-    window = slice(int(context_start), int(context_len))
-    keys = np.concatenate([key_cache[window], block_key]).transpose(1, 2, 0)  # [G, D, S]
-    values = np.concatenate([value_cache[window], block_value]).transpose(1, 0, 2)  # [G, S, D]
+    context = slice(max(0, int(context_len) - window) if window else 0, int(context_len))
+    keys = np.concatenate([key_cache[context], block_key]).transpose(1, 2, 0)  # [G, D, S]
+    values = np.concatenate([value_cache[context], block_value]).transpose(1, 0, 2)  # [G, S, D]
     grouped = query.reshape(block, groups, heads // groups, dim).transpose(1, 2, 0, 3)  # [G, H/G, B, D]
     scores = np.matmul(grouped, keys[:, None]) * query.dtype.type(scale)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

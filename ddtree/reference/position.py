@@ -54,3 +54,10 @@ def append_latent(
     assert rows.stop <= len(latent_cache), "the engine checks the capacity before it calls"
     rms_norm(kv[:, :rank], norm_weight, eps, latent_cache[rows])
     rope(kv[:, None, rank:], cos, sin, depths, start, rope_cache[rows, None, :])
+
+
+def append_rows(rows: np.ndarray, context_len: int, cache: np.ndarray) -> None:
+    """cache[context_len + i] = rows[i]; rows [M, ...], cache [capacity, ...] of the same trailing shape."""
+    start = int(context_len)
+    assert start + len(rows) <= len(cache), "the engine checks the capacity before it calls"
+    cache[start : start + len(rows)] = rows

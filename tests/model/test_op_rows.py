@@ -148,6 +148,19 @@ def append_latent(rng, dtype):
     return run
 
 
+def append_rows(rng, dtype):
+    values = hard(rng, dtype, 3, 5)
+
+    def run(rows):
+        cache = nan(dtype, POSITIONS, 3, 5)
+        OPS.append_rows(values[rows], CONTEXT, cache)
+        new = slice(CONTEXT, CONTEXT + len(rows))
+        assert np.isnan(cache[:CONTEXT]).all() and np.isnan(cache[new.stop :]).all()
+        return [cache[new]]
+
+    return run
+
+
 def attention(rng, dtype):
     """Queries of a deep tree; whichever are asked, the keys of all stand in the cache."""
     q_latent, q_rope = hard(rng, dtype, 2, 33) * dtype(0.01), hard(rng, dtype, 2, 10) * dtype(0.01)
@@ -238,6 +251,7 @@ CASES = {
     "rope": rope,
     "split_query": split_query,
     "append_latent": append_latent,
+    "append_rows": append_rows,
     "attention": attention,
     "experts": experts,
     "topk_log_softmax": choosing("topk_log_softmax"),
@@ -255,7 +269,8 @@ NOT_BY_ROW = {"accept", "build_tree", "compact", "block_attention"}  # of a tree
 
 def test_every_operation_has_a_case():
     offered = {name for name, value in vars(type(OPS)).items() if isinstance(value, staticmethod)} - {
-        "gate_rule"
+        "gate_rule",
+        "integers",
     }
     assert offered - NOT_BY_ROW == set(name for name in CASES if not name.startswith("gate_"))
 

@@ -42,7 +42,7 @@ def run(query, keys, values, block_key, block_value, start, context_len, scale=0
     for cache in (keys, values):
         cache[:start] = cache[context_len:] = np.nan
     out = np.full(query.shape, np.nan, query.dtype)
-    block_attention(query, keys, values, block_key, block_value, start, context_len, scale, out)
+    block_attention(query, keys, values, block_key, block_value, context_len, context_len - start, scale, out)
     seen = (
         np.concatenate([cache[window], block]) for cache, block in ((keys, block_key), (values, block_value))
     )
