@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ddtree.drafter import Drafter
 from ddtree.errors import NumericsError, UsageError
 from ddtree.model import Model, Observer
 from ddtree.ops import get_ops
+from ddtree.ops.graphs import GraphRunner
 from ddtree.sampling import choose_tokens
 from ddtree.tree import DraftTree
 from ddtree.weights import load_drafter, load_target
@@ -26,7 +28,8 @@ class Engine:
     """One model on one backend, for trees of at most `max_budget` nodes and contexts of `max_context` positions.
 
     The cache holds max_context rows and the largest verify on top, so no round can run over it. `drafting` says
-    whether committed rows feed the drafter; autoregressive decoding turns it off.
+    whether committed rows feed the drafter; autoregressive decoding turns it off. On the backend cuda a `runner` runs
+    whole rounds on the device, captured in CUDA graphs unless `graphs` is false; the stages below are the host's.
     """
 
     def __init__(
@@ -38,15 +41,22 @@ class Engine:
         route: str = "device",
         max_budget: int = 32,
         max_context: int | None = None,
+        graphs: bool = True,
+        prefill_chunk: int = PREFILL_CHUNK,
     ):
         self.bundle, self.config = bundle, bundle.config
         self.ops = ops = get_ops(backend, dtype, route)
+        self.runner = GraphRunner(ops, graphs and route == "device") if backend == "cuda" else None
+        self.device_state: Any = None  # what rounds on the device keep between decodes
         longest = self.config.max_position_embeddings
         self.max_context = longest if max_context is None else max_context
         self.max_budget = max_budget
+        if isinstance(max_budget, bool) or not isinstance(max_budget, Integral) or max_budget < 0:
+            raise UsageError(f"max_budget: expected an integer >= 0, found {max_budget!r}")
         if not 1 <= self.max_context <= longest:
             raise UsageError(f"context: expected 1 to {longest} positions, found {max_context}")
-        rows = max(max_budget + 1, PREFILL_CHUNK)
+        self.prefill_chunk = prefill_chunk
+        rows = max(max_budget + 1, prefill_chunk)
         drafter = bundle.drafter_config
         positions = self.max_context + (drafter.block_size if drafter else 0)
         weights = load_target(bundle.target, self.config, positions, ops)
@@ -86,8 +96,8 @@ class Engine:
 
     def prefill(self, token_ids: np.ndarray, progress: Callable[[int], None] | None = None) -> Any:
         """Commit a prompt in chunks; returns the logits [1, V] of its last row."""
-        for start in range(0, len(token_ids), PREFILL_CHUNK):
-            chunk = token_ids[start : start + PREFILL_CHUNK]
+        for start in range(0, len(token_ids), self.prefill_chunk):
+            chunk = token_ids[start : start + self.prefill_chunk]
             logits = self.forward(chain_batch(chunk, self.context_len))
             self.commit(np.arange(len(chunk)))
             if progress:

@@ -30,8 +30,9 @@ class RopeConfig:
     @classmethod
     def from_hf(cls, hf: dict[str, Any], where: str) -> RopeConfig:
         """Read `rope_theta` + `rope_scaling`, or `rope_parameters`, of a Hugging Face config."""
-        scaling = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-        read = FieldReader(scaling, f"{where}: rope_scaling")
+        name = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
+        scaling = hf.get(name) or {}
+        read = FieldReader(scaling, f"{where}: {name}")
         theta = read.number("rope_theta", None) or FieldReader(hf, where).number("rope_theta")
         if theta <= 1.0:
             raise ConfigError(f"{where}: rope_theta: expected a number above 1, found {theta!r}")
@@ -43,7 +44,7 @@ class RopeConfig:
         factor = read.number("factor")
         mscale, mscale_all = read.number("mscale", None, False), read.number("mscale_all_dim", None, False)
         if min(mscale or 0, mscale_all or 0) < 0:
-            raise ConfigError(f"{where}: rope_scaling: mscale and mscale_all_dim: expected numbers >= 0")
+            raise ConfigError(f"{where}: {name}: mscale and mscale_all_dim: expected numbers >= 0")
         amplitude = _mscale(factor, 1.0)
         if mscale and mscale_all:
             amplitude = _mscale(factor, mscale) / _mscale(factor, mscale_all)

@@ -60,7 +60,12 @@ class TraceWriter:
 
     def run(self, prompt_id: str, prompt_ids: list[int], config: DecodeConfig, sequence: int) -> None:
         """Start a decode: its prompt and settings."""
-        line = {"type": "run", "prompt_id": prompt_id, "sequence": sequence, "prompt_ids": list(prompt_ids)}
+        line = {
+            "type": "run",
+            "prompt_id": prompt_id,
+            "sequence": sequence,
+            "prompt_ids": [int(token) for token in prompt_ids],
+        }
         self._line(line | asdict(config))
 
     def round(self, this: Round, with_table: bool = False) -> None:

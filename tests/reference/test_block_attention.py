@@ -36,31 +36,39 @@ def make(heads, groups, capacity, dtype, seed=0):
     return [rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes]
 
 
-def run(query, keys, values, block_key, block_value, start, context_len, scale=0.4):
+def run(query, keys, values, block_key, block_value, context_len, window, scale=0.4):
     """Into NaN, with NaN in every cache row outside the window; the literal result beside it."""
-    keys, values, window = keys.copy(), values.copy(), slice(start, context_len)
+    keys, values = keys.copy(), values.copy()
+    start = max(0, context_len - window) if window else 0
     for cache in (keys, values):
         cache[:start] = cache[context_len:] = np.nan
     out = np.full(query.shape, np.nan, query.dtype)
-    block_attention(query, keys, values, block_key, block_value, context_len, context_len - start, scale, out)
+    block_attention(query, keys, values, block_key, block_value, context_len, window, scale, out)
     seen = (
-        np.concatenate([cache[window], block]) for cache, block in ((keys, block_key), (values, block_value))
+        np.concatenate([cache[start:context_len], block])
+        for cache, block in ((keys, block_key), (values, block_value))
     )
     return out, literal(query, *seen, scale)
 
 
+# context_len and window; a window of 0 is all of the context
+WINDOWS = [(0, 0), (0, 5), (1, 0), (1, 1), (7, 0), (7, 1), (7, 4), (7, 6), (7, 7), (7, 100)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "groups"), LAYOUTS)
-@pytest.mark.parametrize(("start", "context_len"), [(0, 0), (0, 1), (0, 7), (3, 7), (6, 7), (7, 7)])
-def test_window_and_block(start, context_len, heads, groups, dtype):
-    out, want = run(*make(heads, groups, 9, dtype), start, context_len)
-    assert_close(out, want, 20 * EPS[dtype], f"{heads}/{groups} heads, window {start}..{context_len}")
+@pytest.mark.parametrize(("context_len", "window"), WINDOWS)
+def test_window_and_block(context_len, window, heads, groups, dtype):
+    out, want = run(*make(heads, groups, 9, dtype), context_len, window)
+    assert_close(
+        out, want, 20 * EPS[dtype], f"{heads}/{groups} heads, context {context_len}, window {window}"
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("context_len", ODD_SIZES)
 def test_context_lengths(context_len, dtype):
-    out, want = run(*make(4, 2, context_len, dtype), 0, context_len)
+    out, want = run(*make(4, 2, context_len, dtype), context_len, 0)
     assert_close(out, want, 20 * EPS[dtype], f"context {context_len}")
 
 
@@ -68,11 +76,11 @@ def test_context_lengths(context_len, dtype):
 def test_outliers_and_ties(dtype):
     arrays = make(4, 2, 9, dtype, seed=1)
     arrays[1][4] = 1e4  # one key of the context takes or loses all
-    out, want = run(*arrays, 0, 9)
+    out, want = run(*arrays, 9, 0)
     assert_close(out, want, 20 * EPS[dtype], "one key of 1e4")
     query, keys, values, block_key, block_value = make(4, 2, 9, dtype, seed=2)
     keys[:], block_key[:] = 1, 1
-    out, _ = run(query, keys, values, block_key, block_value, 2, 9)
+    out, _ = run(query, keys, values, block_key, block_value, 9, 7)
     mean = np.concatenate([values[2:9], block_value]).astype(np.float64).mean(axis=0)
     want = np.broadcast_to(np.repeat(mean, 2, axis=0), out.shape)
     assert_close(out, want, 20 * EPS[dtype], "equal keys")
@@ -81,14 +89,14 @@ def test_outliers_and_ties(dtype):
 def test_the_block_has_no_causality():
     """The first query sees the last key of the block."""
     arrays = make(4, 2, 3, "f64")
-    first, _ = run(*arrays, 0, 3)
+    first, _ = run(*arrays, 3, 0)
     arrays[4][-1] += 1
-    second, _ = run(*arrays, 0, 3)
+    second, _ = run(*arrays, 3, 0)
     assert (np.abs(second[0] - first[0]) > 1e-3).all()
 
 
 def test_rows_of_a_block_do_not_depend_on_the_cache_capacity():
     arrays = make(4, 2, 40, "f32")
-    large, _ = run(*arrays, 3, 9)
-    small, _ = run(arrays[0], arrays[1][:9].copy(), arrays[2][:9].copy(), *arrays[3:], 3, 9)
+    large, _ = run(*arrays, 9, 6)
+    small, _ = run(arrays[0], arrays[1][:9].copy(), arrays[2][:9].copy(), *arrays[3:], 9, 6)
     assert_same_bits(large, small, "capacity 40 and 9")

@@ -6,7 +6,7 @@ from compare_arrays import assert_close, assert_same_bits
 from support import DTYPES, EPS, ODD_SIZES
 
 from ddtree.reference.pointwise import rms_norm
-from ddtree.reference.position import append_latent, rope, split_query
+from ddtree.reference.position import append_latent, append_rows, rope, split_query
 from ddtree.rope import RopeConfig, rotary_tables
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -134,3 +134,15 @@ def test_append_latent_up_to_the_last_row_and_not_past_it():
     assert np.isfinite(caches[0][7:]).all()
     with pytest.raises(AssertionError):
         append_latent(kv, weight, 1e-6, *at, depths, 8, *caches)
+
+
+@each_dtype
+def test_append_rows_writes_its_rows_and_no_other(dtype):
+    rows = np.random.default_rng(0).standard_normal((3, 2, 5)).astype(DTYPES[dtype])
+    for context_len in (0, 4, 7):
+        cache = np.full((10, 2, 5), np.nan, DTYPES[dtype])
+        append_rows(rows, context_len, cache)
+        assert_same_bits(cache[context_len : context_len + 3], rows, f"rows at {context_len}")
+        assert np.isnan(cache[:context_len]).all() and np.isnan(cache[context_len + 3 :]).all()
+    with pytest.raises(AssertionError):
+        append_rows(rows, 8, np.zeros((10, 2, 5), DTYPES[dtype]))

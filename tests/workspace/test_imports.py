@@ -22,7 +22,7 @@ ORDER = (
     ("ops",),
     ("batch", "cache", "tree", "shapes", "sampling", "model", "drafter"),
     ("engine",),
-    ("decode",),
+    ("decode", "rounds"),
     ("trace", "metrics"),
     ("study", "plots", "bench", "compare", "generate", "demo"),
     ("train",),
