@@ -7,19 +7,26 @@ signatures. The caller names the backend; nothing falls back in silence.
 from typing import Any
 
 from ddtree.errors import UsageError
+from ddtree.ops.graphs import require_gpu, simulated
 from ddtree.ops.numpy_ops import NumpyOps
 
-BACKENDS = ("numpy",)
+BACKENDS = ("numpy", "cuda")
 
 
 def get_ops(backend: str = "numpy", dtype: str = "f32", route: str = "device") -> Any:
-    """The operations of `backend` in `dtype` (f32 or f64), MoE gates by `route` (device or host).
+    """The operations of `backend` in `dtype` (numpy: f32, f64; cuda: f32, bf16), MoE gates by `route`.
 
-    Raises UsageError for a name that is not offered.
+    Raises UsageError for a name that is not offered, and for cuda where there is neither a GPU nor the simulator.
     """
     if backend not in BACKENDS:
         raise UsageError(f"backend: expected one of {', '.join(BACKENDS)}, found {backend!r}")
-    return NumpyOps(dtype, route)
+    if backend == "numpy":
+        return NumpyOps(dtype, route)
+    if not simulated():
+        require_gpu("backend cuda")
+    from ddtree.ops.cuda_ops import CudaOps  # Numba's CUDA parts load only where they are wanted
+
+    return CudaOps(dtype, route)
 
 
 __all__ = ["BACKENDS", "NumpyOps", "get_ops"]

@@ -50,7 +50,9 @@ class NumpyOps:
 
     def __init__(self, dtype: str = "f32", route: str = "device"):
         if dtype not in DTYPES:
-            raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
+            raise UsageError(
+                f"dtype: expected one of {', '.join(DTYPES)} on the backend numpy, found {dtype!r}"
+            )
         if route not in GATES:
             raise UsageError(f"route: expected one of {', '.join(GATES)}, found {route!r}")
         self.dtype_name, self.route = dtype, route

@@ -1,0 +1,99 @@
+"""Cases of the matrix products: linear layers and the absorb products, at Kimi K2's and the shipped model's sizes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from ddtree.bench_data import EPS, bf16, generator, normal, poisoned, require_close, stored, values_of
+from ddtree.bench_kernels import Case, Work
+
+LARGE = 1 << 26  # bytes of weight from which there is one copy on the device, shared by the cases that use it
+CHECKED_COLUMNS = 512  # of a large weight, chosen at random
+
+
+def cases(quick: bool) -> list[Case]:
+    """Kimi's dense MLP and absorb products in bf16; the shipped model's MLP and head in both dtypes."""
+    if quick:
+        sizes = [(m, n, k) for m in (1, 2, 3, 5, 9) for n, k in ((33, 64), (17, 35))]
+        found = [linear(*size, dtype) for dtype in ("f32", "bf16") for size in sizes]
+        return found + [head_linear(m, 3, 17, 40, dtype) for dtype in ("f32", "bf16") for m in (1, 6)]
+    found = [linear(m, 18432, 7168, "bf16") for m in (1, 16, 64)]
+    found += [linear(m, n, 256, dtype) for n in (768, 2048) for dtype in ("f32", "bf16") for m in (1, 16, 64)]
+    return found + [head_linear(m, 64, b, a, "bf16") for b, a in ((512, 128), (128, 512)) for m in (1, 64)]
+
+
+@functools.lru_cache(maxsize=1)
+def _large_weight(width: int, length: int, dtype: str) -> tuple[np.ndarray, Any]:
+    """A weight on the host and on the device, kept while cases of the same weight follow one another."""
+    from numba import cuda
+
+    weight = stored(normal(generator(f"{width}x{length}"), width, length, scale=length**-0.5), dtype)
+    return weight, cuda.to_device(weight)
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """The f64 values of a product's f32 input: in bf16 mode it is rounded as it is read."""
+    return values_of(bf16(x) if dtype == "bf16" else x)
+
+
+def linear(rows: int, width: int, length: int, dtype: str) -> Case:
+    name = f"linear {dtype} {rows}x{length}x{width}"
+    item = 2 if dtype == "bf16" else 4
+    large = width * length * item >= LARGE
+
+    def prepare() -> Work:
+        from kernels_numba import linear as kernels
+
+        rng = generator(name)
+        x = normal(rng, rows, length)
+        arrays, shared = {"x": x, "out": poisoned(rows, width)}, {}
+        columns = np.arange(width)
+        if large:
+            weight, shared["weight"] = _large_weight(width, length, dtype)
+            columns = np.sort(rng.choice(width, CHECKED_COLUMNS, replace=False))
+        else:
+            weight = stored(normal(rng, width, length, scale=length**-0.5), dtype)
+            arrays["weight"] = weight
+
+        def check(found: Any) -> None:
+            wide, part = rounded(x, dtype), values_of(weight[columns])
+            scale = np.abs(wide) @ np.abs(part).T
+            # any order of `length` products and sums in f32
+            require_close("out", found["out"][:, columns], wide @ part.T, (length + 8) * EPS, scale)
+
+        return Work(
+            arrays,
+            ("out",),
+            lambda d, s: kernels.linear(d.x, d.weight, d.out, s),
+            check,
+            shared,
+            f"{len(columns)} of {width} columns" if large else "all",
+        )
+
+    moved = width * length * item + 4 * rows * (length + width)
+    return Case(name, "linear.linear", moved, 2 * rows * width * length, prepare)
+
+
+def head_linear(rows: int, heads: int, width: int, length: int, dtype: str) -> Case:
+    name = f"head_linear {dtype} {rows}x{heads}x{length}x{width}"
+
+    def prepare() -> Work:
+        from kernels_numba import linear as kernels
+
+        rng = generator(name)
+        x = normal(rng, rows, heads, length)
+        weight = stored(normal(rng, heads, width, length, scale=length**-0.5), dtype)
+
+        def check(found: Any) -> None:
+            wide, part = rounded(x, dtype).transpose(1, 0, 2), values_of(weight).transpose(0, 2, 1)
+            scale = (np.abs(wide) @ np.abs(part)).transpose(1, 0, 2)
+            require_close("out", found["out"], (wide @ part).transpose(1, 0, 2), (length + 8) * EPS, scale)
+
+        arrays = {"x": x, "weight": weight, "out": poisoned(rows, heads, width)}
+        return Work(arrays, ("out",), lambda d, s: kernels.head_linear(d.x, d.weight, d.out, s), check)
+
+    moved = heads * (width * length * (2 if dtype == "bf16" else 4) + 4 * rows * (length + width))
+    return Case(name, "linear.head_linear", moved, 2 * rows * heads * width * length, prepare)

@@ -1,0 +1,254 @@
+"""The CUDA backend: device memory, and the kernels of `kernels_numba` under the names of `ddtree.reference`.
+
+In Numba's simulator the same kernels run on host memory. Scratch belongs to this object: it grows while calls run
+eagerly, and `frozen` refuses growth, as a captured graph needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from ddtree.errors import CapacityError, UsageError
+from ddtree.ops.numpy_ops import NumpyOps
+from ddtree.reference.gate import gate_host
+from kernels_numba import (
+    accept,
+    append_rows,
+    argmax,
+    attention,
+    block_attention,
+    compact,
+    embed,
+    experts,
+    gate,
+    linear,
+    norm,
+    pointwise,
+    position,
+    round_state,
+    sample,
+    topk,
+    tree_build,
+)
+
+DTYPES = ("f32", "bf16")
+ROUTES = ("device", "host")
+BF16 = np.dtype("uint16")  # bits
+
+
+class CudaOps:
+    """Memory and operations on a GPU, or in the simulator; every launch goes to `stream`."""
+
+    name = "cuda"
+
+    def __init__(self, dtype: str = "f32", route: str = "device"):
+        if dtype not in DTYPES:
+            raise UsageError(
+                f"dtype: expected one of {', '.join(DTYPES)} on the backend cuda, found {dtype!r}"
+            )
+        if route not in ROUTES:
+            raise UsageError(f"route: expected one of {', '.join(ROUTES)}, found {route!r}")
+        self.dtype_name, self.route = dtype, route
+        self.stream: Any = 0
+        self.frozen = False
+        self._scratch: dict[str, Any] = {}
+
+    @property
+    def device(self) -> str:
+        """The GPU's name, or the simulator's."""
+        name = cuda.get_current_device().name
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+        """An uninitialised device array, f32 unless `dtype` says otherwise."""
+        return cuda.device_array(shape, dtype)
+
+    def empty_cache(self, shape: tuple[int, ...]) -> Any:
+        """An uninitialised cache: f32, or bf16 bits."""
+        return self.empty(shape, BF16 if self.dtype_name == "bf16" else np.float32)
+
+    def put(self, array: np.ndarray) -> Any:
+        """A matrix on the device in the matmul format: f32, or bf16 bits rounded to nearest even."""
+        if self.dtype_name == "f32":
+            return self.put_exact(array)
+        import ml_dtypes
+
+        return cuda.to_device(np.array(array, ml_dtypes.bfloat16, order="C").view(BF16))
+
+    @staticmethod
+    def put_exact(array: np.ndarray) -> Any:
+        """What stays f32 in every mode: norms, router, bias, rotary tables."""
+        return cuda.to_device(np.array(array, np.float32, order="C"))
+
+    @staticmethod
+    def integers(array: np.ndarray) -> Any:
+        """An i32 copy on the device."""
+        return cuda.to_device(np.array(array, np.int32, order="C"))
+
+    def write(self, array: Any, values: np.ndarray) -> None:
+        """Copy host values into a device array, in the order of the stream."""
+        array.copy_to_device(values, stream=self.stream)
+
+    def read(self, array: Any) -> np.ndarray:
+        """A host copy of a device array; waits for the stream."""
+        values = array.copy_to_host(stream=self.stream)
+        if self.stream:
+            self.stream.synchronize()
+        return values
+
+    def scratch(self, name: str, count: int, dtype: Any = np.float32) -> Any:
+        """A flat array of at least `count` elements that no other name shares; zero when it is made."""
+        found = self._scratch.get(name)
+        if found is None or found.shape[0] < count:
+            if self.frozen:
+                raise CapacityError(
+                    f"scratch {name}: {count} elements are wanted in a captured round, which cannot grow"
+                )
+            found = self._scratch[name] = cuda.to_device(np.zeros(count, dtype))
+        return found
+
+    # --- the forward -------------------------------------------------------------------------------------------------
+
+    gate_rule = staticmethod(NumpyOps.gate_rule)
+    sample_settings = staticmethod(sample.pack_settings)
+
+    def embed(self, token_ids: Any, table: Any, out: Any) -> None:
+        embed.embed(token_ids, table, out, self.stream)
+
+    def linear(self, x: Any, weight: Any, out: Any) -> None:
+        linear.linear(x, weight, out, self.stream)
+
+    def head_linear(self, x: Any, weight: Any, out: Any) -> None:
+        linear.head_linear(x, weight, out, self.stream)
+
+    def rms_norm(self, x: Any, weight: Any, eps: float, out: Any) -> None:
+        norm.rms_norm(x, weight, eps, out, self.stream)
+
+    def add(self, x: Any, y: Any, out: Any) -> None:
+        pointwise.add(x, y, out, self.stream)
+
+    def swiglu(self, gate_values: Any, up: Any, out: Any) -> None:
+        pointwise.swiglu(gate_values, up, out, self.stream)
+
+    def copy_columns(self, x: Any, column: int, out: Any) -> None:
+        embed.copy_columns(x, column, out, self.stream)
+
+    def rope(self, x: Any, cos: Any, sin: Any, depths: Any, context_len: Any, out: Any) -> None:
+        position.rope(x, cos, sin, depths, context_len, out, self.stream)
+
+    def split_query(self, *arguments: Any) -> None:
+        position.split_query(*arguments, self.stream)
+
+    def append_latent(self, *arguments: Any) -> None:
+        position.append_latent(*arguments, self.stream)
+
+    def append_rows(self, rows: Any, context_len: Any, cache: Any) -> None:
+        append_rows.append_rows(rows, context_len, cache, self.stream)
+
+    def attention(
+        self,
+        q_latent: Any,
+        q_rope: Any,
+        latents: Any,
+        ropes: Any,
+        lineage: Any,
+        depths: Any,
+        context_len: Any,
+        scale: float,
+        out: Any,
+    ) -> None:
+        rows, heads, rank = q_latent.shape
+        size = attention.attention_scratch(rows, heads, rank, latents.shape[0])
+        scratch = self.scratch("attention", size)
+        attention.attention(
+            q_latent, q_rope, latents, ropes, lineage, depths, context_len, scale, out, scratch, self.stream
+        )
+
+    def block_attention(
+        self,
+        query: Any,
+        keys: Any,
+        values: Any,
+        block_key: Any,
+        block_value: Any,
+        context_len: Any,
+        window: int,
+        scale: float,
+        out: Any,
+    ) -> None:
+        block, heads, dim = query.shape
+        size = block_attention.block_attention_scratch(
+            block, heads, keys.shape[1], dim, keys.shape[0], window
+        )
+        scratch = self.scratch("block_attention", size)
+        block_attention.block_attention(
+            query, keys, values, block_key, block_value, context_len, window, scale, out, scratch, self.stream
+        )
+
+    def gate(self, logits: Any, bias: Any, rule: Any, gates: Any) -> None:
+        if self.route == "device":
+            gate.gate(logits, bias, rule, gates, self.stream)
+            return
+        if self.frozen:
+            raise UsageError(
+                "route host: a captured round cannot wait for the host; use route device or no graphs"
+            )
+        on_host = np.empty(gates.shape, np.float32)
+        gate_host(logits.copy_to_host(), None if bias is None else bias.copy_to_host(), rule, on_host)
+        gates.copy_to_device(on_host)
+
+    def experts(self, x: Any, gates: Any, w_gate: Any, w_up: Any, w_down: Any, hidden: Any, out: Any) -> None:
+        rows, size = x.shape
+        pairs = hidden.shape[0]
+        chosen = pairs // rows
+        pair_out = self.scratch("experts pair_out", pairs * size)[: pairs * size].reshape(pairs, size)
+        plan = self.scratch("experts plan", experts.plan_size(rows, gates.shape[0], chosen), np.int32)
+        experts.experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, chosen, self.stream)
+
+    # --- the round ---------------------------------------------------------------------------------------------------
+
+    def topk_log_softmax(self, logits: Any, k: int, token_ids: Any, log_probs: Any) -> None:
+        rows, groups = logits.shape[0], topk.num_groups(logits.shape[1])
+        keys = self.scratch("topk keys", rows * groups, np.uint64)[: rows * groups].reshape(rows, groups)
+        sums = self.scratch("topk sums", rows * groups)[: rows * groups].reshape(rows, groups)
+        topk.topk_log_softmax(logits, k, token_ids, log_probs, keys, sums, self.stream)
+
+    def build_tree(self, *arguments: Any) -> None:
+        tree_build.build_tree(*arguments, self.stream)
+
+    def argmax_and_bad(self, logits: Any, tokens: Any, bad: Any) -> None:
+        rows = logits.shape[0]
+        scratch = self.scratch("argmax", 2 * rows, np.uint64)[: 2 * rows].reshape(rows, 2)
+        argmax.argmax_and_bad(logits, tokens, bad, scratch, self.stream)
+
+    def row_is_bad(self, logits: Any, bad: Any) -> None:
+        argmax.row_is_bad(logits, bad, self.stream)
+
+    def sample(self, logits: Any, positions: Any, settings: Any, out: Any) -> None:
+        sample.sample(logits, positions, settings, out, self.stream)
+
+    def accept(self, *arguments: Any) -> None:
+        accept.accept(*arguments, self.stream)
+
+    def compact(self, cache: Any, context_len: Any, path: Any, result: Any) -> None:
+        compact.compact(cache, context_len, path, result, self.stream)
+
+    def next_positions(self, depths: Any, context_len: Any, out: Any) -> None:
+        round_state.next_positions(depths, context_len, out, self.stream)
+
+    def settle(self, *arguments: Any) -> None:
+        round_state.settle(*arguments, self.stream)
+
+    def finish_chunk(self, *arguments: Any) -> None:
+        round_state.finish_chunk(*arguments, self.stream)
+
+    def advance(self, *arguments: Any) -> None:
+        round_state.advance(*arguments, self.stream)
+
+    def stamp(self, times: Any, slot: int) -> None:
+        round_state.stamp(times, slot, self.stream)

@@ -1,0 +1,236 @@
+"""The grouped expert product: each row through its chosen experts, summed in expert order. Four kernels, no host step.
+
+    out[i] = sum over e of gates[e, i] * down_e(silu(gate_e(x[i])) * up_e(x[i]))
+
+A pair is a row and an expert whose gate is not zero; pairs are numbered by expert, then row. `plan` lists them and cuts
+those of an expert into tiles, whose rows share its weights; `up` makes hidden [pairs, I]; `down` makes gate x output
+[pairs, H]; `combine` adds a row's pairs in the order of their experts. Launches are for as many tiles as there can be;
+blocks without one leave at once. A row's result depends on that row alone.
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda, float32, int32, int64, types, uint32
+
+from kernels_numba.checks import check, require
+from kernels_numba.experts_plan import MAX_CHOSEN, PLAN_THREADS, plan_kernel, plan_size
+from kernels_numba.primitives import SIMULATED, WARP, exp
+from kernels_numba.primitives_dot import (
+    RAGGED_ROWS,
+    SCRATCH,
+    THREADS,
+    TILES,
+    WARPS,
+    chunk_of,
+    lane_and_warp,
+    make_tile,
+    rows_of_tile,
+)
+from kernels_numba.registry import KernelSpec
+
+COMBINE_THREADS = 8 if SIMULATED else 256
+COMBINE_BLOCKS = 1 if SIMULATED else 64  # a row, at most
+
+
+@cuda.jit(device=True, inline="always")
+def _column_offsets(first_column, width, length, columns, column_at):
+    """Where the tile's columns start in a weight [width, length]; columns past the last repeat it."""
+    for c in range(columns):
+        column_at[c] = int32(min(int32(first_column + c), int32(width - 1)) * length)
+
+
+@functools.cache
+def make_up_kernel(rows, half, ragged):
+    """hidden = silu(gate) * up for tiles of `rows` pairs: even warps make gate's columns, odd ones up's."""
+    tile = make_tile(rows, half, ragged)
+    columns, values, chunk = tile.columns, tile.values, chunk_of(half)
+    accumulate, reduce, held = tile.accumulate, tile.reduce, tile.values * WARPS
+
+    @cuda.jit(**tile.bounds)
+    def up_kernel(x, w_gate, w_up, hidden, plan, num_rows, length, width, capacity):
+        """Flat x [M, length], w_gate and w_up [E, width, length], hidden [pairs, width].
+
+        Grid (tiles, blocks of columns): tiles of one expert run side by side and share its weights in L2.
+        """
+        scratch = cuda.shared.array(SCRATCH, float32)
+        partial = cuda.shared.array(held, float32)
+        sums = cuda.local.array(values, float32)
+        row_at = cuda.local.array(rows, int32)
+        column_at = cuda.local.array(columns, int32)
+        count = plan[capacity + cuda.blockIdx.x]
+        if count == 0:  # no tile; all threads leave
+            return
+        pair = plan[2 * capacity + cuda.blockIdx.x]
+        lane, warp = lane_and_warp()
+        first_column = int32(((cuda.blockIdx.y * WARPS + warp) >> 1) * columns)
+        expert = int32(uint32(plan[pair]) // uint32(num_rows))
+        for i in range(values):
+            sums[i] = float32(0)
+        if first_column < width:
+            for r in range(rows):
+                row = int32(plan[pair + min(int32(r), int32(count - 1))] - expert * num_rows)
+                row_at[r] = int32(row * length)
+            _column_offsets(first_column, width, length, columns, column_at)
+            weight = w_up if warp & 1 else w_gate
+            weight = weight[int64(expert) * width * length :]
+            accumulate(x, row_at, weight, column_at, int32(lane * chunk), length, length, sums)
+        reduce(sums, lane, scratch, partial, warp * values)
+        cuda.syncthreads()  # both products are in `partial`
+        count = plan[capacity + cuda.blockIdx.x]  # again: cheaper than a register through all of `accumulate`
+        if (warp & 1) == 0:
+            first_column = int32((cuda.blockIdx.y * (WARPS // 2) + (warp >> 1)) * columns)
+            i = lane
+            while i < values:
+                r, column = int32(i // columns), int32(first_column + i % columns)
+                if r < count and column < width:
+                    gate, up = partial[warp * values + i], partial[(warp + 1) * values + i]
+                    hidden[int64(pair + r) * width + column] = gate / (float32(1) + exp(-gate)) * up
+                i = int32(i + WARP)
+
+    return up_kernel
+
+
+@functools.cache
+def make_down_kernel(rows, half, ragged):
+    """pair_out = gate x down(hidden) for tiles of `rows` pairs."""
+    tile = make_tile(rows, half, ragged)
+    columns, values, chunk = tile.columns, tile.values, chunk_of(half)
+    accumulate, reduce, held = tile.accumulate, tile.reduce, tile.values * WARPS
+
+    @cuda.jit(**tile.bounds)
+    def down_kernel(hidden, w_down, gates, pair_out, plan, num_rows, length, width, capacity):
+        """Flat hidden [pairs, length], w_down [E, width, length], pair_out [pairs, width]. Grid as for `up`."""
+        scratch = cuda.shared.array(SCRATCH, float32)
+        partial = cuda.shared.array(held, float32)
+        sums = cuda.local.array(values, float32)
+        row_at = cuda.local.array(rows, int32)
+        column_at = cuda.local.array(columns, int32)
+        count = plan[capacity + cuda.blockIdx.x]
+        if count == 0:  # no tile; all threads leave
+            return
+        pair = plan[2 * capacity + cuda.blockIdx.x]
+        lane, warp = lane_and_warp()
+        first_column = int32((cuda.blockIdx.y * WARPS + warp) * columns)
+        expert = int32(uint32(plan[pair]) // uint32(num_rows))
+        for i in range(values):
+            sums[i] = float32(0)
+        if first_column < width:
+            for r in range(rows):
+                row_at[r] = int32((pair + min(int32(r), int32(count - 1))) * length)
+            _column_offsets(first_column, width, length, columns, column_at)
+            weight = w_down[int64(expert) * width * length :]
+            accumulate(hidden, row_at, weight, column_at, int32(lane * chunk), length, length, sums)
+        reduce(sums, lane, scratch, partial, warp * values)
+        cuda.syncthreads()  # the sums are in `partial`
+        count = plan[capacity + cuda.blockIdx.x]  # again: cheaper than a register through all of `accumulate`
+        i = lane
+        while i < values:
+            r, column = int32(i // columns), int32(first_column + i % columns)
+            if r < count and column < width:
+                product = gates[plan[pair + r]] * partial[warp * values + i]
+                pair_out[int64(pair + r) * width + column] = product
+            i = int32(i + WARP)
+
+    return down_kernel
+
+
+@cuda.jit
+def combine_kernel(pair_out, plan, out, width, num_chosen, capacity):
+    """out[i] = the sum of row i's pairs in expert order, 0 without any. Grid (column blocks, rows)."""
+    order = cuda.shared.array(MAX_CHOSEN, int32)
+    row, thread = int32(cuda.blockIdx.y), int32(cuda.threadIdx.x)
+    own = int32(3 * capacity + row * num_chosen)
+    count = min(plan[4 * capacity + row], num_chosen)
+    for i in range(thread, count, COMBINE_THREADS):
+        rank = int32(0)
+        for other in range(count):
+            if plan[own + other] < plan[own + i]:
+                rank = int32(rank + 1)
+        order[rank] = plan[own + i]
+    cuda.syncthreads()  # `order` is sorted
+    first, stride = cuda.blockIdx.x * COMBINE_THREADS + thread, cuda.gridDim.x * COMBINE_THREADS
+    for column in range(first, width, stride):
+        total = float32(0)
+        for i in range(count):
+            total += pair_out[int64(order[i]) * width + column]
+        out[int64(row) * width + column] = total
+
+
+def tile_rows_of(num_rows, num_experts, num_chosen, ragged):
+    """Rows a tile: room for twice the rows that an expert has when they spread evenly."""
+    expected = -(-num_rows * num_chosen // num_experts)
+    return rows_of_tile(min(num_rows, max(2, 2 * expected)), ragged)
+
+
+def experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, num_chosen, stream=0):
+    """out[i] = sum over e of gates[e, i] * down_e(silu(gate_e(x[i])) * up_e(x[i])). Raises LaunchError.
+
+    x and out f32[M, H], gates f32[E, M] with at most `num_chosen` nonzeros a row, w_gate and w_up [E, I, H], w_down
+    [E, H, I], all f32 or all bf16 bits u16. Scratch, with P >= M x num_chosen: hidden f32[P, I], pair_out f32[P, H],
+    plan i32[at least plan_size(M, E, num_chosen)].
+    """
+    check("experts: x", x, "float32", (None, None))
+    num_rows, size = x.shape
+    check("experts: gates", gates, "float32", (None, num_rows))
+    num_experts = gates.shape[0]
+    check("experts: w_gate", w_gate, ("float32", "uint16"), (num_experts, None, size))
+    width, dtype = w_gate.shape[1], str(w_gate.dtype)
+    check("experts: w_up", w_up, dtype, (num_experts, width, size))
+    check("experts: w_down", w_down, dtype, (num_experts, size, width))
+    check("experts: hidden", hidden, "float32", (None, width))
+    check("experts: out", out, "float32", (num_rows, size))
+    check("experts: pair_out", pair_out, "float32", (None, size))
+    check("experts: plan", plan, "int32", (None,))
+    require(
+        1 <= num_chosen <= MAX_CHOSEN, f"experts: num_chosen: expected 1 to {MAX_CHOSEN}, found {num_chosen}"
+    )
+    capacity = num_rows * num_chosen
+    for name, array, least in (
+        ("hidden", hidden, capacity),
+        ("pair_out", pair_out, capacity),
+        ("plan", plan, plan_size(num_rows, num_experts, num_chosen)),
+    ):
+        require(
+            array.shape[0] >= least,
+            f"experts: {name}: expected at least {least} rows, found {array.shape[0]}",
+        )
+    if not out.size:
+        return
+    half = dtype == "uint16"
+    up_ragged, down_ragged = size % chunk_of(half) != 0, width % chunk_of(half) != 0
+    rows = tile_rows_of(num_rows, num_experts, num_chosen, up_ragged or down_ragged)
+    columns = TILES[rows][0] * WARPS
+    num_tiles = min(capacity, num_experts + capacity // rows)
+    tile_bits = rows.bit_length() - 1
+    m, e, k, h, i, p = (np.int32(n) for n in (num_rows, num_experts, num_chosen, size, width, capacity))
+    x, gates, w_gate, w_up, w_down, hidden, out, pair_out = (
+        array.reshape(-1) for array in (x, gates, w_gate, w_up, w_down, hidden, out, pair_out)
+    )
+    plan_kernel[1, PLAN_THREADS, stream](gates, plan, m, e, k, np.int32(tile_bits), np.int32(num_tiles))
+    grid, kernel = (num_tiles, -(-2 * width // columns)), make_up_kernel(rows, half, up_ragged)
+    kernel[grid, THREADS, stream](x, w_gate, w_up, hidden, plan, m, h, i, p)
+    grid, kernel = (num_tiles, -(-size // columns)), make_down_kernel(rows, half, down_ragged)
+    kernel[grid, THREADS, stream](hidden, w_down, gates, pair_out, plan, m, i, h, p)
+    grid = (min(-(-size // COMBINE_THREADS), COMBINE_BLOCKS), num_rows)
+    combine_kernel[grid, COMBINE_THREADS, stream](pair_out, plan, out, h, k, p)
+
+
+def _specs():
+    flat, bits, integers = (types.Array(t, 1, "C") for t in (types.float32, types.uint16, types.int32))
+    number = types.int32
+    yield KernelSpec(
+        "experts_combine", combine_kernel, (flat, integers, flat) + (number,) * 3, COMBINE_THREADS
+    )
+    for ragged, sizes in ((False, TILES), (True, RAGGED_ROWS)):
+        for half in (False, True):
+            weight = bits if half else flat
+            for rows in sizes:
+                name = f"{'bf16' if half else 'f32'}_{rows}{'_ragged' if ragged else ''}"
+                up = (flat, weight, weight, flat, integers) + (number,) * 4
+                down = (flat, weight, flat, flat, integers) + (number,) * 4
+                yield KernelSpec(f"experts_up_{name}", make_up_kernel(rows, half, ragged), up, THREADS)
+                yield KernelSpec(f"experts_down_{name}", make_down_kernel(rows, half, ragged), down, THREADS)
+
+
+SPECS = list(_specs())

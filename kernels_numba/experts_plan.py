@@ -1,0 +1,91 @@
+"""Which rows go to which expert, listed on the device: the first kernel of `experts`, one block.
+
+    pairs = the (expert, row) with gates[expert, row] != 0, in that order
+
+Each warp takes a run of the flat gates [E, M], whose order is that of the pairs: it counts, learns where its own begin,
+and writes them. Then a thread a pair finds its expert's first, notes it for its row, and opens a tile where one begins.
+"""
+
+from numba import cuda, float32, int32, types, uint32
+
+from kernels_numba.primitives import SIMULATED, WARP
+from kernels_numba.primitives_dot import count_below, lane_and_warp
+from kernels_numba.registry import KernelSpec
+
+PLAN_THREADS = 8 if SIMULATED else 1024
+PLAN_WARPS = PLAN_THREADS // WARP
+MAX_CHOSEN = 32  # experts a row
+
+
+def plan_size(num_rows, num_experts, num_chosen):
+    """Elements of the i32 scratch `plan`, in its order, where P = num_rows x num_chosen.
+
+    [P] a pair's place in the flat gates [E, M]; [P] a tile's rows, or 0, and [P] its first pair; [M, num_chosen] a
+    row's pairs in any order and [M] how many they are; [E + 1] an expert's first pair.
+    """
+    return 4 * num_rows * num_chosen + num_rows + num_experts + 1
+
+
+@cuda.jit
+def plan_kernel(gates, plan, num_rows, num_experts, num_chosen, tile_bits, num_tiles):
+    """Fill `plan`, as `plan_size` describes it, from the flat gates [E, M].
+
+    A tile has 1 << tile_bits rows. Its place among num_tiles is that of its first pair, or, where that would leave most
+    places empty, first pair // rows + expert, which grows by at least one from tile to tile.
+    """
+    scratch = cuda.shared.array(PLAN_THREADS, int32)
+    found = cuda.shared.array(PLAN_WARPS, int32)
+    thread = int32(cuda.threadIdx.x)
+    lane, warp = lane_and_warp()
+    capacity, size = int32(num_rows * num_chosen), int32(num_rows * num_experts)
+    counts = int32(4 * capacity)
+    starts = int32(counts + num_rows)
+    run = int32(((size + PLAN_THREADS - 1) // PLAN_THREADS) * WARP)
+    first = int32(warp * run)
+    for i in range(thread, num_rows, PLAN_THREADS):
+        plan[counts + i] = int32(0)
+    for i in range(thread, num_tiles, PLAN_THREADS):
+        plan[capacity + i] = int32(0)
+    if lane == 0:
+        found[warp] = int32(0)
+    cuda.syncthreads()  # counters and tiles are zero
+    mine = int32(0)
+    for i in range(first + lane, min(first + run, size), WARP):
+        if gates[i] != float32(0):
+            mine = int32(mine + 1)
+    cuda.atomic.add(found, warp, mine)
+    cuda.syncthreads()  # every warp's pairs are counted
+    pair = int32(0)
+    for other in range(PLAN_WARPS):
+        if other < warp:
+            pair = int32(pair + found[other])
+    for step in range(0, run, WARP):
+        i = int32(first + step + lane)
+        chosen = i < size and gates[min(i, int32(size - 1))] != float32(0)
+        below, together = count_below(chosen, lane, scratch)
+        at = min(int32(pair + below), capacity)
+        expert = int32(uint32(i) // uint32(num_rows))
+        if i == expert * num_rows and i < size:
+            plan[starts + expert] = at
+        if chosen and at < capacity:
+            plan[at] = i
+        pair = int32(pair + together)
+    if warp == PLAN_WARPS - 1 and lane == 0:
+        plan[starts + num_experts] = min(pair, capacity)
+    cuda.syncthreads()  # pairs and experts' first pairs are written
+    for at in range(thread, plan[starts + num_experts], PLAN_THREADS):
+        expert = int32(uint32(plan[at]) // uint32(num_rows))
+        row = int32(plan[at] - expert * num_rows)
+        slot = cuda.atomic.add(plan, counts + row, int32(1))
+        if slot < num_chosen:
+            plan[3 * capacity + row * num_chosen + slot] = at
+        first = plan[starts + expert]
+        before = int32(at - first)
+        if before & ((1 << tile_bits) - 1) == 0:
+            tile = at if num_tiles == capacity else (first >> tile_bits) + expert + (before >> tile_bits)
+            plan[capacity + tile] = min(int32(1 << tile_bits), int32(plan[starts + expert + 1] - at))
+            plan[2 * capacity + tile] = at
+
+
+_FLAT, _INTEGERS = types.Array(types.float32, 1, "C"), types.Array(types.int32, 1, "C")
+SPECS = [KernelSpec("experts_plan", plan_kernel, (_FLAT, _INTEGERS) + (types.int32,) * 5, PLAN_THREADS)]

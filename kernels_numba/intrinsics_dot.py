@@ -1,0 +1,63 @@
+"""GPU primitives of matrix products: 16-byte loads of f32 and bf16, rounding to bf16. Not imported in the simulator."""
+
+from llvmlite import ir
+from numba import cuda, types, uint32
+from numba.cuda.extending import intrinsic
+
+from kernels_numba.intrinsics import float_from_bits
+
+# The address space: a pointer that is one array's or another's would be loaded from as a generic one.
+GLOBAL = 1
+
+
+def _wide_load(element):
+    """A builder of one aligned 16-byte load from a flat array in global memory, as a tuple of four elements."""
+
+    def build(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.gep(array.data, [arguments[1]])
+        wide = builder.bitcast(
+            pointer, ir.PointerType(ir.VectorType(element, 4), addrspace=pointer.type.addrspace)
+        )
+        place = builder.addrspacecast(wide, ir.PointerType(ir.VectorType(element, 4), addrspace=GLOBAL))
+        vector = builder.load(place, align=16)
+        lanes = [builder.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(4)]
+        return context.make_tuple(builder, signature.return_type, lanes)
+
+    return build
+
+
+@intrinsic
+def load_floats(typing_context, array, index):
+    """Four f32 at a flat global array's [index], 16-byte aligned."""
+    return types.UniTuple(types.float32, 4)(array, types.int64), _wide_load(ir.FloatType())
+
+
+@intrinsic
+def load_words(typing_context, array, index):
+    """Four u32 that hold the eight u16 at a flat global array's [index], 16-byte aligned."""
+    return types.UniTuple(types.uint32, 4)(array, types.int64), _wide_load(ir.IntType(32))
+
+
+@intrinsic
+def _pack_bf16(typing_context, high, low):
+    """u32 whose halves are two f32 rounded to bf16, nearest even (cvt.rn.bf16x2.f32, sm_80 and up)."""
+
+    def build(context, builder, signature, arguments):
+        word, value = ir.IntType(32), ir.FloatType()
+        kind = ir.FunctionType(word, [value, value])
+        return builder.call(ir.InlineAsm(kind, "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f"), arguments)
+
+    return types.uint32(types.float32, types.float32), build
+
+
+@cuda.jit(device=True, inline="always")
+def unpack_pair(word):
+    """The two bf16 in a u32 as f32, the low half first."""
+    return float_from_bits(uint32(word << uint32(16))), float_from_bits(uint32(word & uint32(0xFFFF0000)))
+
+
+@cuda.jit(device=True, inline="always")
+def round_pair(a, b):
+    """(a, b), f32, each rounded to a value that bf16 holds, nearest even."""
+    return unpack_pair(_pack_bf16(b, a))

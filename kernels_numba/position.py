@@ -1,0 +1,199 @@
+"""Rotary embedding by position in NeoX (half-split) order, the query split and the latent append.
+
+A row at depth d stands at position p = context_len + d. Pair i of D / 2 turns by the angle whose cosine and sine stand
+in row p of the tables: out[i] = x[i] * cos - x[i + D/2] * sin, out[i + D/2] = x[i + D/2] * cos + x[i] * sin.
+`cos` and `sin` are f32 [P, D / 2]; a position past them is read as the last: the engine checks, the kernels stay
+inside. `context_len` is i32[1] on the device. Caches are f32, or bf16 as u16 bits.
+"""
+
+import functools
+
+from numba import cuda, float32, int32, int64, types
+
+from kernels_numba.checks import check, require
+from kernels_numba.norm import inverse_rms, is_wide, norm_threads, sum_of_squares, sum_of_squares4
+from kernels_numba.primitives import SIMULATED, WARP, float_to_bf16, fma
+from kernels_numba.primitives_block import MAX_THREADS
+from kernels_numba.registry import KernelSpec
+
+THREADS = 8 if SIMULATED else 256
+CACHE_DTYPES = ("float32", "uint16")
+
+
+@cuda.jit(device=True, inline="always")
+def as_is(value):
+    """What an f32 cache stores."""
+    return value
+
+
+@cuda.jit(device=True, inline="always")
+def position_of(row, depths, context_len, cos):
+    """The row's position, kept inside the tables."""
+    return min(max(int64(context_len[0]) + depths[row], int64(0)), int64(cos.shape[0] - 1))
+
+
+@cuda.jit(device=True, inline="always")
+def turn(first, second, c, s):
+    """The pair (first, second) turned by the angle of cosine c and sine s."""
+    return fma(first, c, -(second * s)), fma(second, c, first * s)
+
+
+@functools.cache
+def make_rope(bf16):
+    """The rotary kernel into f32 or bf16."""
+    convert = float_to_bf16 if bf16 else as_is
+
+    @cuda.jit
+    def rope_kernel(x, cos, sin, depths, context_len, out):
+        """Block (row, part): a thread turns one pair of one head; x and out [M, heads, D]."""
+        row = cuda.blockIdx.x
+        half = int32(cos.shape[1])
+        unit = int32(cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
+        head, i = unit // half, unit % half
+        if head < x.shape[1]:
+            p = position_of(row, depths, context_len, cos)
+            a, b = turn(x[row, head, i], x[row, head, i + half], cos[p, i], sin[p, i])
+            out[row, head, i], out[row, head, i + half] = convert(a), convert(b)
+
+    return rope_kernel
+
+
+@cuda.jit
+def split_query_kernel(query, cos, sin, depths, context_len, q_nope, q_rope):
+    """Block (row, part): a thread copies one element or turns one pair of one head of query [M, H, nope + rope]."""
+    row = cuda.blockIdx.x
+    nope, half = int32(q_nope.shape[2]), int32(cos.shape[1])
+    unit = int32(cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
+    head, i = unit // (nope + half), unit % (nope + half)
+    if head < query.shape[1]:
+        if i < nope:
+            q_nope[row, head, i] = query[row, head, i]
+        else:
+            j = i - nope
+            p = position_of(row, depths, context_len, cos)
+            a, b = turn(query[row, head, i], query[row, head, i + half], cos[p, j], sin[p, j])
+            q_rope[row, head, j], q_rope[row, head, j + half] = a, b
+
+
+@functools.cache
+def make_append_latent(bf16, wide):
+    """The append kernel into f32 or bf16 caches; `wide` as in the norm, whose sum it takes."""
+    convert = float_to_bf16 if bf16 else as_is
+    reduce = sum_of_squares4 if wide else sum_of_squares
+
+    @cuda.jit
+    def append_latent_kernel(kv, norm_weight, eps, cos, sin, depths, context_len, latent_cache, rope_cache):
+        """Block i writes row context_len + i of both caches, or nothing when that is past their last; kv is flat."""
+        scratch = cuda.shared.array(MAX_THREADS, float32)
+        partials = cuda.shared.array(WARP, float32)
+        row = cuda.blockIdx.x
+        rank, half = norm_weight.shape[0], cos.shape[1]
+        start = int64(row) * (rank + 2 * half)
+        scale = inverse_rms(reduce(kv, start, rank, scratch, partials), rank, eps)
+        target = context_len[0] + row
+        if target >= 0 and target < latent_cache.shape[0]:
+            for i in range(cuda.threadIdx.x, rank, cuda.blockDim.x):
+                latent_cache[target, i] = convert(norm_weight[i] * (kv[start + i] * scale))
+            p = position_of(row, depths, context_len, cos)
+            for i in range(cuda.threadIdx.x, half, cuda.blockDim.x):
+                key = start + rank + i
+                a, b = turn(kv[key], kv[key + half], cos[p, i], sin[p, i])
+                rope_cache[target, i], rope_cache[target, i + half] = convert(a), convert(b)
+
+    return append_latent_kernel
+
+
+def check_tables(name, cos, sin, depths, context_len, rows, dim):
+    """Raise LaunchError unless the tables turn heads of `dim`, and depths and context_len are of `rows` rows."""
+    require(dim > 0 and dim % 2 == 0, f"{name}: expected an even number of rotary dimensions, found {dim}")
+    check(f"{name}: cos", cos, "float32", (None, dim // 2))
+    check(f"{name}: sin", sin, "float32", cos.shape)
+    require(cos.shape[0] > 0, f"{name}: cos: expected at least one position, found none")
+    check(f"{name}: depths", depths, "int32", (rows,))
+    check(f"{name}: context_len", context_len, "int32", (1,))
+
+
+def grid(rows, units):
+    """Blocks of THREADS: a row by the parts of its `units`."""
+    return rows, -(-units // THREADS)
+
+
+def rope(x, cos, sin, depths, context_len, out, stream=0):
+    """Turn every head of f32 x [M, heads, D] into out, f32 or bf16, of the same shape; out may be x. LaunchError."""
+    check("rope: x", x, "float32", (None, None, None))
+    check("rope: out", out, CACHE_DTYPES, x.shape)
+    rows, heads, dim = x.shape
+    check_tables("rope", cos, sin, depths, context_len, rows, dim)
+    if x.size:
+        kernel = make_rope(str(out.dtype) == "uint16")
+        kernel[grid(rows, heads * dim // 2), THREADS, stream](x, cos, sin, depths, context_len, out)
+
+
+def split_query(query, cos, sin, depths, context_len, q_nope, q_rope, stream=0):
+    """Split f32 query [M, H, nope + rope] into q_nope [M, H, nope] and turned q_rope [M, H, rope]. LaunchError."""
+    check("split_query: query", query, "float32", (None, None, None))
+    rows, heads, width = query.shape
+    check("split_query: q_nope", q_nope, "float32", (rows, heads, None))
+    nope = q_nope.shape[2]
+    check("split_query: q_rope", q_rope, "float32", (rows, heads, width - nope))
+    check_tables("split_query", cos, sin, depths, context_len, rows, width - nope)
+    if query.size:
+        units = heads * (nope + (width - nope) // 2)
+        split_query_kernel[grid(rows, units), THREADS, stream](
+            query, cos, sin, depths, context_len, q_nope, q_rope
+        )
+
+
+def append_latent(kv, norm_weight, eps, cos, sin, depths, context_len, latent_cache, rope_cache, stream=0):
+    """Write cache rows context_len + i: the RMSNorm of kv[i, :R] and the turned key kv[i, R:].
+
+    kv f32 [M, R + P], norm_weight f32 [R], latent_cache [capacity, R] and rope_cache [capacity, P] both f32 or both
+    bf16. A row past the capacity is not written. LaunchError.
+    """
+    check("append_latent: norm_weight", norm_weight, "float32", (None,))
+    rank = norm_weight.shape[0]
+    require(rank > 0, "append_latent: norm_weight: expected at least one element, found none")
+    require(eps > 0, f"append_latent: eps: expected a number above 0, found {eps}")
+    check("append_latent: latent_cache", latent_cache, CACHE_DTYPES, (None, rank))
+    capacity = latent_cache.shape[0]
+    check("append_latent: rope_cache", rope_cache, str(latent_cache.dtype), (capacity, None))
+    dim = rope_cache.shape[1]
+    check("append_latent: kv", kv, "float32", (None, rank + dim))
+    rows = kv.shape[0]
+    check_tables("append_latent", cos, sin, depths, context_len, rows, dim)
+    if rows:
+        wide = is_wide(rank, dim)
+        kernel = make_append_latent(str(latent_cache.dtype) == "uint16", wide)
+        kernel[rows, norm_threads(rank, wide), stream](
+            kv.reshape(-1),
+            norm_weight,
+            float32(eps),
+            cos,
+            sin,
+            depths,
+            context_len,
+            latent_cache,
+            rope_cache,
+        )
+
+
+def _array(dtype, ndim):
+    return types.Array(dtype, ndim, "C")
+
+
+_AT = (_array(types.float32, 2), _array(types.float32, 2), _array(types.int32, 1), _array(types.int32, 1))
+_HEADS, _FLAT = _array(types.float32, 3), _array(types.float32, 1)
+SPECS = [
+    KernelSpec("rope", make_rope(False), (_HEADS, *_AT, _HEADS), THREADS),
+    KernelSpec("rope_bf16", make_rope(True), (_HEADS, *_AT, _array(types.uint16, 3)), THREADS),
+    KernelSpec("split_query", split_query_kernel, (_HEADS, *_AT, _HEADS, _HEADS), THREADS),
+] + [
+    KernelSpec(
+        f"append_latent{suffix}{'' if wide else '_odd'}",
+        make_append_latent(dtype == types.uint16, wide),
+        (_FLAT, _FLAT, types.float32, *_AT, _array(dtype, 2), _array(dtype, 2)),
+        MAX_THREADS,
+    )
+    for suffix, dtype in (("", types.float32), ("_bf16", types.uint16))
+    for wide in (True, False)
+]

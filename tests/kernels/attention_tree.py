@@ -1,0 +1,111 @@
+"""What tests of the tree-verify attention share: cases, their inputs, one launch of the kernel, and the f64 oracle."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from kernels.device import bf16_bits, bf16_values, poisoned, scalar, to_device, to_host
+from kernels.softmax import softmax_average
+from support import random_tree
+
+from ddtree.tree import DraftTree
+from kernels_numba.attention import attention, attention_scratch
+from kernels_numba.primitives_attend_steps import WARPS
+
+GUARD = 64  # elements behind outputs
+SEED = int(np.random.SeedSequence().entropy % 2**32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rows` rows of a tree on `context_len` committed ones; `kind` says what is hard about the numbers."""
+
+    context_len: int
+    rows: int = 1
+    heads: int = 1
+    rank: int = 8
+    rope: int = 8
+    half: bool = False
+    tree: str = "bushy"
+    kind: str = "normal"
+    spare: int = 3  # cache rows behind the tree's
+
+    def __str__(self):
+        mode = "bf16" if self.half else "f32"
+        sizes = f"context{self.context_len}-{self.tree}{self.rows}-heads{self.heads}-{self.rank}+{self.rope}"
+        return f"{self.kind}-{sizes}-{mode}"
+
+
+def make_tree(rng, case):
+    """A DraftTree of `rows` rows: a chain, a random one, or a spine whose every row has siblings."""
+    if case.tree == "bushy":
+        return random_tree(rng, case.rows - 1, 10**6)
+    rows = np.arange(case.rows, dtype=np.int32)
+    parents = rows - 1 if case.tree == "chain" else np.where(rows, (rows - 1) // 3 * 3, -1).astype(np.int32)
+    depths = np.zeros_like(rows)
+    for row in rows[1:]:
+        depths[row] = depths[parents[row]] + 1
+    return DraftTree(rows, parents, depths, -rows.astype(np.float64)).validate()
+
+
+def make(case, seed=SEED):
+    """(tree, queries, caches): queries f32 [M, H, R] and [M, H, P], caches with NaN behind the tree's rows."""
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    tree, total = make_tree(rng, case), case.context_len + case.rows
+    queries = [rng.standard_normal((case.rows, case.heads, width)) for width in (case.rank, case.rope)]
+    caches = [rng.standard_normal((total, width)) for width in (case.rank, case.rope)]
+    if case.kind == "outliers":
+        caches[0][:: total // 5] *= 1e4
+        queries[1][::3] *= 1e2
+    elif case.kind == "equal keys":
+        caches[0][:], caches[1][:] = caches[0][0], caches[1][0]
+    elif case.kind == "one key wins":
+        caches[1][case.context_len // 2] = 1e3
+        queries[1] = np.abs(queries[1])
+    elif case.kind == "tiny":
+        caches[0], queries[0] = caches[0] * 1e-20, queries[0] * 1e-20
+    caches = [np.concatenate([cache, np.full((case.spare, cache.shape[1]), np.nan)]) for cache in caches]
+    return tree, *([np.asarray(array, np.float32) for array in arrays] for arrays in (queries, caches))
+
+
+def scale_of(case):
+    """The softmax scale: scores of a few units, as a model has them."""
+    return 2.0 / (case.rank + case.rope) ** 0.5
+
+
+def launch(case, queries, caches, lineage, depths, context_len):
+    """The kernel's output on the host; what stands behind the output and the scratch is found unchanged."""
+    rows, heads, rank = queries[0].shape
+    stored = [bf16_bits(cache) if case.half else cache for cache in caches]
+    wanted = attention_scratch(rows, heads, rank, len(caches[0]))
+    out, scratch = poisoned(rows * heads * rank + GUARD), poisoned(wanted + GUARD)
+    attention(
+        *(to_device(array) for array in (*queries, *stored, lineage, depths)),
+        scalar(context_len),
+        scale_of(case),
+        out[: rows * heads * rank].reshape(rows, heads, rank),
+        scratch[:wanted],
+    )
+    assert np.isnan(to_host(scratch)[wanted:]).all(), "written behind the scratch"
+    host = to_host(out)
+    assert np.isnan(host[rows * heads * rank :]).all(), "written behind the output"
+    return host[: rows * heads * rank].reshape(rows, heads, rank)
+
+
+def textbook(case, tree, queries, caches):
+    """(out, allowed), f64 [M, H, R]: a softmax over each row's gathered keys, and the error bound of `softmax_average`.
+
+    The chains are the kernel's: a warp's share of the dims, then the warps; all the keys at worst.
+    """
+    rounded = [bf16_values(bf16_bits(array)) if case.half else array for array in (*queries, *caches)]
+    query, cache = (np.concatenate(rounded[i : i + 2], axis=-1) for i in (0, 2))
+    score_chain = -(-case.rank // (8 * WARPS)) * 8 - (-case.rope // (8 * WARPS)) * 8 + WARPS
+    out, allowed = np.empty((2, case.rows, case.heads, case.rank))
+    for row in range(case.rows):
+        seen = [*range(case.context_len), *(case.context_len + at for at in tree.path(row))]
+        keys = cache[seen]
+        chains = score_chain, len(seen) + 8
+        out[row], allowed[row] = softmax_average(
+            query[row], keys, keys[:, : case.rank], scale_of(case), *chains
+        )
+    return out, allowed

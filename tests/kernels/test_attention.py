@@ -1,0 +1,242 @@
+"""The tree-verify attention against a plain gather and softmax in f64, and its rows against themselves, bit for bit."""
+
+import numpy as np
+import pytest
+from compare_arrays import assert_close, assert_same_bits
+from kernels.attention_tree import Case, launch, make, scale_of, textbook
+from kernels.device import bf16_bits, bf16_values, poisoned, scalar, to_device, to_host
+from kernels.softmax import EPS, softmax_average
+from support import random_order, reordered
+
+from kernels_numba.attention import attention, attention_scratch
+from kernels_numba.attention_combine import MAX_SPLITS
+from kernels_numba.checks import LaunchError
+from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives_attend_steps import TILE
+
+LONG = MAX_SPLITS * TILE  # from here on a split has two tiles
+SMALL = [
+    Case(0),
+    Case(1, heads=3),
+    *(Case(context_len, half=context_len % 2 == 0) for context_len in (TILE - 2, TILE - 1, TILE, 2 * TILE)),
+    *(Case(LONG + past) for past in (-2, -1, 0)),
+    Case(2 * LONG + 5, half=True),
+    Case(TILE - 3, rows=5, tree="chain"),
+    Case(5, rows=4, heads=5, rank=24, rope=16, tree="spine"),
+    Case(5, rows=3, heads=8, rank=16, half=True),
+    Case(9, heads=17, rank=32, rope=40),
+    *(Case(9, rows=2, kind=kind) for kind in ("outliers", "equal keys", "one key wins")),
+]
+KIMI, MODEL = {"rank": 512, "rope": 64}, {"rank": 64, "rope": 16, "heads": 8}
+LARGE = [
+    *(Case(context_len, rows=5, **MODEL) for context_len in (0, 1, 62, 63, 64, 65, 66, 127, 128, 129, 1000)),
+    *(Case(61, rows=rows, half=True, **MODEL) for rows in (1, 3, 31, 32, 33, 63, 64, 65)),
+    *(Case(300, rows=65, tree=tree, **MODEL) for tree in ("chain", "bushy", "spine")),
+    Case(0, rows=300, tree="chain", **MODEL),
+    *(
+        Case(context_len, rows=3, heads=64, half=half, **KIMI)
+        for context_len in (0, 62, 127, 1000, 8192)
+        for half in (False, True)
+    ),
+    *(Case(LONG + past, heads=64, half=True, **KIMI) for past in (-1, 0, 1)),
+    Case(3 * LONG + 77, heads=16, half=True, **KIMI),
+    Case(700, rows=2, heads=128, half=True, **KIMI),
+    *(Case(200, rows=4, heads=heads, half=True, **KIMI) for heads in (1, 3, 5, 17)),
+    *(
+        Case(200, rows=4, heads=3, rank=rank, rope=rope)
+        for rank, rope in ((8, 8), (24, 40), (72, 16), (256, 32))
+    ),
+    *(Case(100, rows=9, kind=kind, **MODEL) for kind in ("outliers", "equal keys", "one key wins", "tiny")),
+]
+CASES = [pytest.param(case, id=str(case), marks=pytest.mark.simulator) for case in SMALL] + [
+    pytest.param(case, id=str(case), marks=pytest.mark.gpu) for case in LARGE
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_is_textbook_attention(case):
+    tree, queries, caches = make(case)
+    got = launch(case, queries, caches, tree.lineage(), tree.depths, case.context_len)
+    want, allowed = textbook(case, tree, queries, caches)
+    assert_close(got, want, EPS, str(case), scale=allowed)
+
+
+INVARIANT = [
+    pytest.param(Case(TILE - 3, rows=4, tree="chain"), marks=pytest.mark.simulator),
+    pytest.param(Case(LONG - 2, rows=4, tree="spine", half=True), marks=pytest.mark.simulator),
+    *(
+        pytest.param(case, marks=pytest.mark.gpu)
+        for case in (
+            Case(62, rows=33, **MODEL),
+            Case(125, rows=65, tree="spine", **MODEL),
+            Case(300, rows=64, tree="chain", half=True, **MODEL),
+            Case(LONG - 3, rows=9, tree="chain", heads=8, half=True, **KIMI),
+            Case(1000, rows=17, heads=64, half=True, **KIMI),
+            Case(1000, rows=7, heads=5, **KIMI),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("case", INVARIANT, ids=str)
+def test_a_row_keeps_its_bits(case):
+    """Alone, with the rows in another order, and in a cache of another capacity."""
+    tree, queries, caches = make(case)
+    lineage = tree.lineage()
+    want = launch(case, queries, caches, lineage, tree.depths, case.context_len)
+    picked = (0, case.rows // 2, case.rows - 1) if SIMULATED else range(case.rows)
+    for row in picked:
+        one = [query[row : row + 1] for query in queries]
+        hidden = np.setdiff1d(np.arange(case.rows), tree.path(row))
+        own = [cache.copy() for cache in caches]
+        for cache in own:
+            cache[case.context_len + hidden] = np.nan  # rejected rows, and those of other branches
+        got = launch(case, one, own, lineage[row : row + 1], tree.depths[row : row + 1], case.context_len)
+        assert_same_bits(got[0], want[row], f"row {row} alone")
+    order = random_order(np.random.default_rng(1), tree)
+    other = reordered(tree, order)
+    moved = [cache.copy() for cache in caches]
+    for cache, source in zip(moved, caches, strict=True):
+        cache[case.context_len : case.context_len + case.rows] = source[case.context_len + order]
+    moved = [
+        np.concatenate([cache, np.full((3 * TILE, cache.shape[1]), np.nan, np.float32)]) for cache in moved
+    ]
+    shuffled = [query[order] for query in queries]
+    got = launch(case, shuffled, moved, other.lineage(other.max_depth + 4), other.depths, case.context_len)
+    assert_same_bits(got, want[order], "reordered, in a larger cache")
+
+
+@pytest.mark.parametrize("case", INVARIANT, ids=str)
+def test_committed_ancestors_change_nothing(case):
+    """The deepest row with the first of its ancestors moved into the context, and the rest of them in reverse order."""
+    tree, queries, caches = make(case)
+    row = int(tree.depths.argmax())
+    path = np.array(tree.path(row))
+    want = launch(case, queries, caches, tree.lineage(), tree.depths, case.context_len)[row]
+    for committed in {1, len(path) - 1} if SIMULATED else range(1, len(path)):
+        context_len, rest = case.context_len + committed, path[committed:]
+        own = [np.full_like(cache, np.nan) for cache in caches]
+        for cache, source in zip(own, caches, strict=True):
+            cache[: case.context_len] = source[: case.context_len]
+            cache[case.context_len : context_len] = source[case.context_len + path[:committed]]
+            cache[context_len : context_len + len(rest)] = source[case.context_len + rest[::-1]]
+        lineage = np.full((1, len(rest) + 2), -1, np.int32)
+        lineage[0, : len(rest)] = np.arange(len(rest))[::-1]
+        depth = np.array([len(rest) - 1], np.int32)
+        one = [query[row : row + 1] for query in queries]
+        got = launch(case, one, own, lineage, depth, context_len)
+        assert_same_bits(got[0], want, f"{committed} ancestors committed")
+
+
+PADDED = [
+    pytest.param(Case(0, rows=2), marks=pytest.mark.simulator),
+    pytest.param(Case(TILE, rows=2, half=True), marks=pytest.mark.simulator),
+    pytest.param(Case(0, rows=9, **MODEL), marks=pytest.mark.gpu),
+    pytest.param(Case(1000, rows=9, heads=64, half=True, **KIMI), marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.parametrize("case", PADDED, ids=str)
+def test_padding_rows(case):
+    """Rows of lineage -1 and depth 0 see the context alone, 0 where there is none, and disturb no other row."""
+    tree, queries, caches = make(case)
+    lineage, extra = tree.lineage(), 2
+    want = launch(case, queries, caches, lineage, tree.depths, case.context_len)
+    padded = [np.concatenate([query, np.ones((extra, *query.shape[1:]), np.float32)]) for query in queries]
+    unknown = np.full((extra, lineage.shape[1]), -1, np.int32)
+    depths = np.concatenate([tree.depths, np.zeros(extra, np.int32)])
+    got = launch(case, padded, caches, np.concatenate([lineage, unknown]), depths, case.context_len)
+    assert_same_bits(got[: case.rows], want, "the tree's rows")
+    if case.context_len:
+        seen = [bf16_values(bf16_bits(cache)) if case.half else cache for cache in caches]
+        keys = np.concatenate(seen, axis=1)[: case.context_len]
+        ones, chains = np.ones((1, keys.shape[1])), (keys.shape[1], len(keys) + 8)
+        average, allowed = softmax_average(ones, keys, keys[:, : case.rank], scale_of(case), *chains)
+        shape = (extra, case.heads, case.rank)
+        want, allowed = np.broadcast_to(average, shape), np.broadcast_to(allowed, shape)
+        assert_close(got[case.rows :], want, EPS, "padding rows", scale=allowed)
+    else:
+        assert (got[case.rows :] == 0).all()
+
+
+POISON = [
+    pytest.param(Case(TILE + 2, rows=3), marks=pytest.mark.simulator),
+    pytest.param(Case(200, rows=9, **MODEL), marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.parametrize("case", POISON, ids=str)
+def test_a_nan_that_is_seen_is_shown(case):
+    """A NaN in a row's own key reaches every head of that row and of its descendants, and no other row."""
+    tree, queries, caches = make(case)
+    caches[0][case.context_len + case.rows - 1, 3] = np.nan
+    got = launch(case, queries, caches, tree.lineage(), tree.depths, case.context_len)
+    assert np.isnan(got[-1]).all()
+    assert np.isfinite(got[:-1]).all()
+
+
+@pytest.mark.simulator
+def test_cache_row_0_need_not_be_seen():
+    """No context, and the root's row stands third: what is before it may be anything."""
+    case = Case(0)
+    tree, queries, caches = make(case)
+    want = launch(case, queries, caches, tree.lineage(), tree.depths, 0)
+    caches = [np.roll(cache, 2, axis=0) for cache in caches]
+    assert_same_bits(launch(case, queries, caches, tree.lineage() + 2, tree.depths, 0), want, "two rows on")
+
+
+def arguments(case):
+    """Arguments of a launch that would run."""
+    tree, queries, caches = make(case)
+    arrays = [to_device(array) for array in (*queries, *caches, tree.lineage(), tree.depths)]
+    scratch = poisoned(attention_scratch(case.rows, case.heads, case.rank, len(caches[0])))
+    return [*arrays, scalar(case.context_len), 0.1, poisoned(queries[0].shape), scratch]
+
+
+WRONG = [
+    (0, lambda a: to_device(np.zeros(a.shape, np.float64)), "q_latent: expected dtype float32"),
+    (0, lambda a: poisoned((*a.shape[:2], 12)), "R: expected a multiple of 8, found 12"),
+    (1, lambda a: poisoned((a.shape[0] + 1, *a.shape[1:])), "q_rope: expected shape"),
+    (1, lambda a: poisoned((*a.shape[:2], 4)), "P: expected a multiple of 8, found 4"),
+    (2, lambda a: poisoned((a.shape[0], a.shape[1] + 8)), "latent_cache: expected shape"),
+    (3, lambda a: poisoned(a.shape, np.uint16), "rope_cache: expected dtype float32, found uint16"),
+    (3, lambda a: poisoned((a.shape[0] - 1, a.shape[1])), "rope_cache: expected shape"),
+    (4, lambda a: poisoned(a.shape, np.int64), "lineage: expected dtype int32"),
+    (5, lambda a: poisoned(a.shape[0] + 1, np.int32), "depths: expected shape"),
+    (6, lambda a: poisoned(2, np.int32), "context_len: expected shape"),
+    (8, lambda a: poisoned((*a.shape[:2], a.shape[2] + 8)), "out: expected shape"),
+    (9, lambda a: poisoned(a.size - 1), "scratch: expected"),
+]
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("position", "change", "message"), WRONG, ids=[message for *_, message in WRONG])
+def test_refuses(position, change, message):
+    given = arguments(Case(3, rows=2, heads=2))
+    given[position] = change(given[position])
+    with pytest.raises(LaunchError, match=f"attention: {message}"):
+        attention(*given)
+    assert np.isnan(to_host(given[8])).all() or position == 8, "launched all the same"
+
+
+@pytest.mark.simulator
+def test_no_rows_is_nothing_to_do():
+    given = arguments(Case(3))
+    given[0], given[1], given[8] = (poisoned((0, *given[i].shape[1:])) for i in (0, 1, 8))
+    given[4], given[5] = poisoned((0, 1), np.int32), poisoned(0, np.int32)
+    attention(*given)
+
+
+@pytest.mark.simulator
+def test_a_missing_ancestor_is_noticed():
+    """The check is sharp: a wrong ancestor moves the result by far more than is allowed."""
+    case = Case(3, rows=4, tree="chain")
+    tree, queries, caches = make(case)
+    wrong = tree.lineage()
+    wrong[-1, 1] = wrong[-1, 0]
+    got = launch(case, queries, caches, wrong, tree.depths, case.context_len)
+    want, allowed = textbook(case, tree, queries, caches)
+    assert_close(got[:-1], want[:-1], EPS, "the others", scale=allowed[:-1])
+    assert (np.abs(got - want)[-1] > 100 * EPS * allowed[-1]).any()
+    with pytest.raises(AssertionError, match=r"the worst, \[3, "):
+        assert_close(got, want, EPS, "wrong lineage", scale=allowed)

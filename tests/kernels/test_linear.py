@@ -1,0 +1,274 @@
+"""Matrix products against f64: odd sizes, outliers, bf16 rounding, guards, and rows whose bits are their own."""
+
+import numpy as np
+import pytest
+from compare_arrays import assert_close, assert_same_bits
+from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
+
+from ddtree.reference import linear as twin
+from kernels_numba import linear
+from kernels_numba.checks import LaunchError
+from kernels_numba.primitives import WARP
+from kernels_numba.primitives_dot import WARPS, chunk_of
+
+DTYPES = ("f32", "bf16")
+SMALL = [  # rows, K, N
+    *((3, k, 5) for k in (1, 3, 31, 33, 100)),
+    *((m, 32, 9) for m in (1, 2, 5, 9)),
+    (1, 256, 3),
+    (17, 32, 16),
+    (2, 1032, 2),  # K is split over the simulator's two warps
+    (0, 8, 8),
+]
+LARGE = [
+    *((m, 100, 33) for m in (1, 5, 65)),
+    *((m, 33, 65) for m in (1, 2, 4)),
+    *(
+        (m, k, n)
+        for m in (1, 3, 8, 17, 65)
+        for k, n in ((1, 1), (3, 31), (31, 3), (256, 2048), (96, 256), (8, 7))
+    ),
+    *((m, 7168, 576) for m in (1, 2, 4, 7, 33)),
+    *((m, 1536, 3000) for m in (1, 9, 64)),
+    (1, 18432, 257),
+    (16, 2048, 7168),
+    (1024, 256, 384),
+    (256, 7171, 10),
+]
+HEADS_SMALL = [(3, 2, 16, 5), (1, 3, 33, 2), (9, 2, 8, 4)]  # rows, heads, A, B
+HEADS_LARGE = [
+    (m, *shape)
+    for m in (1, 3, 17, 65)
+    for shape in ((8, 32, 64), (8, 64, 32), (64, 128, 512), (64, 512, 128))
+]
+
+
+def depth(k, half, columns):
+    """Roundings a product passes through: a lane's fmas, log2(WARP) pairs, the splits."""
+    splits = 1 << linear.split_bits_of(columns, k)
+    stride = WARP * chunk_of(half) * splits
+    return -(-k // stride) * chunk_of(half) + WARP.bit_length() + splits
+
+
+def outliers(rng, *shape):
+    """Normals with a few elements of 1e4 and of 1e-4, ties between two bf16, rows of zeros."""
+    x = rng.standard_normal(shape)
+    x[rng.random(shape) < 0.03] *= 1e4
+    x[rng.random(shape) < 0.1] *= 1e-4
+    ties = rng.random(shape) < 0.1
+    x[ties] = (1 + rng.integers(0, 8, ties.sum()) * 2.0**-8) * rng.choice([-1, 1], ties.sum())
+    x[5::7] = 0
+    return x.astype(np.float32)
+
+
+def make(rng, x_shape, weight_shape, dtype):
+    """Input and weight as the kernel takes them, and as the f32 values it must multiply."""
+    x, weight = outliers(rng, *x_shape), outliers(rng, *weight_shape)
+    if dtype == "f32":
+        return x, weight, x, weight
+    bits = bf16_bits(weight)
+    return x, bits, bf16_values(bf16_bits(x)), bf16_values(bits)
+
+
+def inside_nan(array):
+    """A device copy with NaN (bf16: 0xFFFF) before and after it, a row each."""
+    rows = np.full(
+        (len(array) + 2, *array.shape[1:]), np.nan if array.dtype == np.float32 else 0xFFFF, array.dtype
+    )
+    rows[1:-1] = array
+    return to_device(rows)[1:-1]
+
+
+def run(operation, x, weight, shape):
+    """The output of a launch between guards."""
+    guarded = poisoned((shape[0] + 2, *shape[1:]))
+    operation(inside_nan(x), inside_nan(weight), guarded[1:-1])
+    got = to_host(guarded)
+    assert np.isnan(got[0]).all() and np.isnan(got[-1]).all(), "wrote past its rows"
+    return got[1:-1]
+
+
+def check_linear(m, k, n, dtype, seed):
+    rng = np.random.default_rng(seed)
+    x, weight, values, weights = make(rng, (m, k), (n, k), dtype)
+    what = f"linear {m} x {k} x {n} {dtype}, seed {seed}"
+    got = run(linear.linear, x, weight, (m, n))
+    want = np.empty((m, n))
+    twin.linear(values.astype(np.float64), weights.astype(np.float64), want)
+    terms = np.abs(values.astype(np.float64)) @ np.abs(weights.astype(np.float64)).T
+    assert_close(got, want, depth(k, dtype == "bf16", n) * np.finfo(np.float32).eps / 2, what, scale=terms)
+    if m > 1:
+        assert_same_bits(run(linear.linear, x[-1:], weight, (1, n)), got[-1:], f"{what}: the last row alone")
+
+
+def check_heads(m, heads, a, b, dtype, seed):
+    rng = np.random.default_rng(seed)
+    x, weight, values, weights = make(rng, (m, heads, a), (heads, b, a), dtype)
+    what = f"head_linear {m} x {heads} x {a} x {b} {dtype}, seed {seed}"
+    got = run(linear.head_linear, x, weight, (m, heads, b))
+    want, terms = np.empty((m, heads, b)), np.empty((m, heads, b))
+    twin.head_linear(values.astype(np.float64), weights.astype(np.float64), want)
+    twin.head_linear(np.abs(values).astype(np.float64), np.abs(weights).astype(np.float64), terms)
+    bound = depth(a, dtype == "bf16", heads * b) * np.finfo(np.float32).eps / 2
+    assert_close(got, want, bound, what, scale=terms)
+    if m > 1:
+        alone = run(linear.head_linear, x[-1:], weight, (1, heads, b))
+        assert_same_bits(alone, got[-1:], f"{what}: the last row alone")
+
+
+def check_rows_keep_their_bits(counts, k, n, dtype, seed):
+    """The same row at another place, among others, in tiles of every shape."""
+    rng = np.random.default_rng(seed)
+    most = max(counts)
+    x, weight, *_ = make(rng, (most, k), (n, k), dtype)
+    want = run(linear.linear, x, weight, (most, n))
+    for count in counts:
+        rows = rng.choice(most, count, replace=False)
+        got = run(linear.linear, x[rows], weight, (count, n))
+        assert_same_bits(got, want[rows], f"{count} of {most} rows, K {k}, N {n}, {dtype}, seed {seed}")
+
+
+def drawn():
+    """A seed nobody chose; it is in every message."""
+    return int(np.random.SeedSequence().generate_state(1)[0])
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k", "n"), SMALL)
+def test_small(m, k, n, dtype):
+    check_linear(m, k, n, dtype, seed=m * k + n)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k", "n"), LARGE)
+def test_large(m, k, n, dtype):
+    check_linear(m, k, n, dtype, drawn())
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "heads", "a", "b"), HEADS_SMALL)
+def test_small_heads(m, heads, a, b, dtype):
+    check_heads(m, heads, a, b, dtype, seed=m)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "heads", "a", "b"), HEADS_LARGE)
+def test_large_heads(m, heads, a, b, dtype):
+    check_heads(m, heads, a, b, dtype, drawn())
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_keep_their_bits_small(dtype):
+    check_rows_keep_their_bits((1, 2, 3, 5, 9), 72, 5, dtype, seed=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "n"), [(256, 128), (7168, 576), (1536, 1000), (96, 256), (100, 33), (33, 1)])
+def test_rows_keep_their_bits_large(k, n, dtype):
+    check_rows_keep_their_bits((*range(1, 10), 16, 17, 33, 64, 65, 127), k, n, dtype, drawn())
+
+
+def check_infinities_stay_in_their_rows(m, k, n, dtype):
+    """-inf and NaN in two rows of ones, under weights that no sum cancels."""
+    x, weight = np.ones((m, k), np.float32), np.ones((n, k), np.float32)
+    x[1, k - 1], x[2, 0] = -np.inf, np.nan
+    got = run(linear.linear, x, weight if dtype == "f32" else bf16_bits(weight), (m, n))
+    want = np.full((m, n), float(k))
+    want[1], want[2] = -np.inf, np.nan
+    assert_close(got, want, 0, f"-inf and NaN, {dtype}")
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinities_small(dtype):
+    check_infinities_stay_in_their_rows(4, 9, 3, dtype)
+    check_infinities_stay_in_their_rows(3, 16, 2, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinities_large(dtype):
+    check_infinities_stay_in_their_rows(9, 2048, 65, dtype)
+    check_infinities_stay_in_their_rows(65, 1001, 33, dtype)
+
+
+def check_bf16_rounds_to_even(k):
+    """Inputs between two bf16 go to the even one; the sum is not rounded."""
+    inputs = np.array(
+        [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -(1 + 2**-8), 2**-133 * 1.5, 3.4e38], np.float32
+    )
+    x = np.zeros((len(inputs), k), np.float32)
+    x[:, k // 2] = inputs
+    got = run(linear.linear, x, bf16_bits(np.ones((2, k), np.float32)), (len(inputs), 2))
+    want = np.array([1, 1 + 2**-6, 1 + 2**-7, -1, 2**-132, np.inf])
+    want[5] = float(bf16_values(bf16_bits(inputs[5:]))[0])
+    assert_same_bits(got, np.repeat(want.astype(np.float32)[:, None], 2, axis=1), f"rounded inputs, K {k}")
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("k", [1, 8])
+def test_bf16_rounds_to_even_small(k):
+    check_bf16_rounds_to_even(k)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1, 8, 1000, 1001])
+def test_bf16_rounds_to_even_large(k):
+    check_bf16_rounds_to_even(k)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "out", "message"),
+    [
+        (
+            np.zeros((2, 8)),
+            np.zeros((3, 8), np.float32),
+            np.zeros((2, 3), np.float32),
+            "linear: x: expected dtype float32",
+        ),
+        (
+            np.zeros((2, 8), "f4"),
+            np.zeros((3, 7), "f4"),
+            np.zeros((2, 3), "f4"),
+            "linear: weight: expected shape",
+        ),
+        (
+            np.zeros((2, 8), "f4"),
+            np.zeros((3, 8), "i2"),
+            np.zeros((2, 3), "f4"),
+            "linear: weight: expected dtype",
+        ),
+        (
+            np.zeros((2, 8), "f4"),
+            np.zeros((3, 8), "u2"),
+            np.zeros((2, 4), "f4"),
+            "linear: out: expected shape",
+        ),
+        (
+            np.zeros((8, 2), "f4").T,
+            np.zeros((3, 8), "u2"),
+            np.zeros((2, 3), "f4"),
+            "linear: x: expected a C-contiguous",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit(x, weight, out, message):
+    with pytest.raises(LaunchError, match=message):
+        linear.linear(x, weight, out)
+
+
+def test_heads_that_do_not_fit():
+    with pytest.raises(LaunchError, match="head_linear: weight: expected shape"):
+        linear.head_linear(np.zeros((2, 3, 8), "f4"), np.zeros((2, 5, 8), "f4"), np.zeros((2, 3, 5), "f4"))
+
+
+def test_the_split_depends_on_the_weight_alone():
+    """Few columns and a long K use all warps of a block, many columns or a short K one."""
+    assert linear.split_bits_of(576, 7168) == WARPS.bit_length() - 1
+    assert linear.split_bits_of(18432, 7168) == linear.split_bits_of(256, 256) == 0
