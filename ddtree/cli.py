@@ -15,6 +15,7 @@ import click
 from tqdm import tqdm
 
 from ddtree import __version__
+from ddtree.bench import failures, format_kernel_table, run_kernel_bench
 from ddtree.checkpoint import convert_to_hf, convert_to_kdtr
 from ddtree.cli_options import (
     bundle_of,
@@ -177,6 +178,34 @@ def convert_command(source: str, output: str, as_json: bool) -> None:
     convert = convert_to_kdtr if Path(source).is_dir() else convert_to_hf
     summary = convert(source, output)
     click.echo(json.dumps(summary, indent=1) if as_json else _lines(summary))
+
+
+@cli.group("bench")
+def bench_group() -> None:
+    """Measure on this machine's GPU: correctness first, then time."""
+
+
+@bench_group.command("kernels")
+@click.option("--only", help="Only the cases whose name contains this.")
+@click.option("--quick", is_flag=True, help="Small sizes: does everything run?")
+@json_option
+def bench_kernels_command(only: str | None, quick: bool, as_json: bool) -> None:
+    """Check every kernel against its NumPy reference, then time it as a graph node and as a launch from Python.
+
+    Exit 1 when a kernel fails its check.
+    """
+    bars: list[tqdm] = []
+
+    def progress(record: dict[str, Any], number: int, total: int) -> None:
+        if not bars:
+            bars.append(tqdm(total=total, desc="bench kernels", unit="case"))
+        bars[0].update()
+        if number == total:
+            bars[0].close()
+
+    document = run_kernel_bench(only, quick, progress)
+    click.echo(json.dumps(document, indent=1) if as_json else format_kernel_table(document))
+    sys.exit(1 if failures(document) else 0)
 
 
 @cli.command("demo")

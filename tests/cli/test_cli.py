@@ -169,6 +169,8 @@ BAD = {
     "inspect of a text file": (["inspect", __file__], "KDTR"),
     "convert of no file": (["convert", "no/such", "out.kdtr"], "no/such"),
     "unwritable demo folder": (["demo", "--out", f"{__file__}/demo"], "folder"),
+    "bench without a GPU": (["bench", "kernels"], "bench kernels: "),
+    "backend cuda without a GPU": (["generate", "x", "--backend", "cuda"], "backend cuda: "),
     "unknown command": (["dance"], "dance"),
     "unknown option": (["generate", "x", "--dance"], "dance"),
 }
