@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-gpu clean
+.PHONY: help demo test test-gpu sanitize record-resources clean
 
 # One BLAS thread a process: pytest runs $(JOBS) of them. Exit code 5 is pytest's word for no tests selected.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1
@@ -20,6 +20,8 @@ help:
 	@echo "make demo       install into $(VENV), run the demo, write out/demo"
 	@echo "make test       install into $(VENV), lint, check the format, run the tests"
 	@echo "make test-gpu   the tests that need an NVIDIA GPU, and what they need installed"
+	@echo "make sanitize   every kernel under compute-sanitizer's memcheck and racecheck (NVIDIA GPU, CUDA toolkit)"
+	@echo "make record-resources   registers and spills of every kernel into data/results/kernels_resources.json"
 	@echo "make clean      remove $(VENV), out/ and caches"
 	@echo
 	@echo "PYTHON=python3.12  the interpreter to use     EXTRAS=test,ptx  what \`make test\` installs"
@@ -42,6 +44,16 @@ test: $(call stamp,$(EXTRAS))
 
 test-gpu: $(call stamp,test-gpu)
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
+
+SANITIZE := --report-api-errors no --error-exitcode 1
+
+sanitize: $(call stamp,test-gpu)
+	@command -v compute-sanitizer >/dev/null || { echo "make: compute-sanitizer is missing; install the CUDA toolkit" >&2; exit 1; }
+	compute-sanitizer --tool memcheck $(SANITIZE) $(PY) tests/kernels/sanitize.py
+	compute-sanitizer --tool racecheck $(SANITIZE) $(PY) tests/kernels/sanitize.py
+
+record-resources: $(call stamp,test-ptx)
+	$(PY) tests/kernels/resources.py
 
 # .installed-core is the package alone, .installed-test-gpu the package with the extras test and gpu.
 requirement = .$(if $(filter core,$*),,[$(subst -,$(comma),$*)])

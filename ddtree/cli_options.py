@@ -10,7 +10,7 @@ import click
 from ddtree.bundle import DEFAULT_MODEL, Bundle, open_bundle
 from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.engine import Engine
-from ddtree.ops import BACKENDS
+from ddtree.ops import BACKENDS, find_backend
 
 
 def _stack(*options: Callable) -> Callable:
@@ -32,10 +32,18 @@ model_options = _stack(
         help="A bundle folder or target file.",
     ),
     click.option("--drafter", help="A drafter file; default: drafter.kdtr in the bundle folder, if there."),
-    click.option("--backend", default="numpy", show_default=True, help=f"One of {', '.join(BACKENDS)}."),
-    click.option("--dtype", default="f32", show_default=True, help="f32 or f64."),
+    click.option(
+        "--backend", default="numpy", show_default=True, help=f"One of {', '.join(BACKENDS)}, auto."
+    ),
+    click.option("--dtype", default="f32", show_default=True, help="numpy: f32 or f64; cuda: f32 or bf16."),
     click.option(
         "--route", default="device", show_default=True, help="Where MoE gates are made: device or host."
+    ),
+    click.option(
+        "--graphs/--no-graphs",
+        default=True,
+        show_default=True,
+        help="cuda: replay captured rounds or launch eagerly.",
     ),
 )
 decode_options = _stack(
@@ -64,14 +72,16 @@ def bundle_of(options: dict[str, Any]) -> Bundle:
 
 def engine_of(bundle: Bundle, max_budget: int, options: dict[str, Any]) -> Engine:
     """Open an engine for trees of at most `max_budget` nodes."""
-    choice = {name: options[name] for name in ("backend", "dtype", "route")}
-    return Engine(bundle, max_budget=max_budget, **choice)
+    choice = {name: options[name] for name in ("dtype", "route", "graphs")}
+    backend = find_backend() if options["backend"] == "auto" else options["backend"]
+    return Engine(bundle, backend=backend, max_budget=max_budget, **choice)
 
 
 def describe_backend(engine: Engine) -> str:
     """The backend that the caller picked, in words: every result says it."""
-    ops = engine.ops
-    return f"backend {ops.name} ({ops.device}), {ops.dtype_name}, MoE route {ops.route}"
+    ops, runner = engine.ops, engine.runner
+    launches = "" if runner is None else ", CUDA graphs" if runner.graphs else ", eager"
+    return f"backend {ops.name} ({ops.device}), {ops.dtype_name}, MoE route {ops.route}{launches}"
 
 
 def decode_config(

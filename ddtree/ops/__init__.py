@@ -29,4 +29,13 @@ def get_ops(backend: str = "numpy", dtype: str = "f32", route: str = "device") -
     return CudaOps(dtype, route)
 
 
-__all__ = ["BACKENDS", "NumpyOps", "get_ops"]
+def find_backend() -> str:
+    """What `auto` stands for: cuda where a GPU and the extra `gpu` are, numpy elsewhere."""
+    try:
+        require_gpu("backend auto")
+    except UsageError:
+        return "numpy"
+    return "cuda"
+
+
+__all__ = ["BACKENDS", "NumpyOps", "find_backend", "get_ops"]

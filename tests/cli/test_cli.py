@@ -46,6 +46,11 @@ def test_every_method_generates_the_same_text(run, method):
     )
 
 
+def test_auto_says_which_backend_it_took(run):
+    code, _, err = run("generate", PROMPT, "--max-new-tokens", 2, "--backend", "auto")
+    assert code == 0 and ("backend numpy" in err or "backend cuda" in err)
+
+
 def test_generate_reads_a_file_and_writes_a_trace(run, tmp_path):
     (tmp_path / "prompt.py").write_text(PROMPT)
     trace = tmp_path / "trace.jsonl"
