@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import platform
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,10 +122,9 @@ def compiled_kernels() -> list[dict[str, Any]]:
 
     These are Numba's own compilation for this GPU, through link-time optimisation, which the recorded PTX is not.
     """
-    from kernels_numba.registry import all_specs
-
+    modules = [sys.modules[name] for name in sorted(sys.modules) if name.startswith("kernels_numba.")]
     seen: dict[int, Any] = {}
-    for spec in all_specs():
+    for spec in (spec for module in modules for spec in getattr(module, "SPECS", ())):
         seen.setdefault(id(spec.kernel), spec)
     return [
         {

@@ -21,7 +21,7 @@ WORKING_SET = 4  # L2 sizes that the copies fill together
 MOST_COPIES = 64
 # Launches in one graph: its own launch, some microseconds, must not show in the mean.
 GRAPH_MICROSECONDS = 2000.0
-FEWEST_NODES, MOST_NODES = 4, 100
+FEWEST_NODES, MOST_NODES = 4, 200
 REPLAY_SECONDS = 0.2
 FEWEST_REPLAYS, MOST_REPLAYS = 5, 50
 
@@ -98,15 +98,9 @@ def time_case(case: Case, work: Work, stream: GpuStream, l2_bytes: int) -> dict[
     if own_bytes and own_bytes < WORKING_SET * l2_bytes and not work.shared:
         copies = min(MOST_COPIES, -(-WORKING_SET * l2_bytes // own_bytes))
     placed = _rotation(work, copies)
-    once = min(_launch_ms(work, placed, stream) for _ in range(3)) * 1e3
-    nodes = int(min(MOST_NODES, max(FEWEST_NODES, GRAPH_MICROSECONDS // max(once, 1.0))))
-
-    def launches(numba_stream: Any) -> None:
-        for node in range(nodes):
-            work.launch(placed[node % copies], numba_stream)
-
-    graph = stream.capture(launches)
-    times = replay_times(graph, stream, nodes)
+    once = min(_graph_of(FEWEST_NODES, work, placed, stream)[1])
+    nodes = int(min(MOST_NODES, max(FEWEST_NODES, GRAPH_MICROSECONDS // once)))
+    launches, times = _graph_of(nodes, work, placed, stream)
     return {
         "graph_us": statistics.median(times),
         "graph_us_range": [min(times), max(times)],
@@ -115,6 +109,18 @@ def time_case(case: Case, work: Work, stream: GpuStream, l2_bytes: int) -> dict[
         "copies": min(copies, nodes),
         "working_set_bytes": min(copies, nodes) * own_bytes,
     }
+
+
+def _graph_of(
+    nodes: int, work: Work, placed: list[SimpleNamespace], stream: GpuStream
+) -> tuple[Callable[[Any], None], list[float]]:
+    """What launches a work `nodes` times, over its copies in turn, and microseconds a node of its replays."""
+
+    def launches(numba_stream: Any) -> None:
+        for node in range(nodes):
+            work.launch(placed[node % len(placed)], numba_stream)
+
+    return launches, replay_times(stream.capture(launches), stream, nodes)
 
 
 def replay_times(graph: Any, stream: GpuStream, nodes: int) -> list[float]:
@@ -140,10 +146,6 @@ def _rotation(work: Work, copies: int) -> list[SimpleNamespace]:
         placed.append(twin)
     cuda.synchronize()
     return placed
-
-
-def _launch_ms(work: Work, placed: list[SimpleNamespace], stream: GpuStream) -> float:
-    return stream.milliseconds(lambda: work.launch(placed[-1], stream.numba))
 
 
 def _python_microseconds(launches: Callable[[Any], None], stream: GpuStream, count: int) -> float:

@@ -6,6 +6,7 @@ one temperature and seed; sampling is keyed by position, so they must be equal t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,8 @@ from ddtree.decode import STAGES, Round, decode
 from ddtree.engine import Engine
 from ddtree.metrics import Tally
 from ddtree.prompts import Prompt
+
+WARM_UP_TOKENS = 8
 
 
 @dataclass
@@ -49,7 +52,13 @@ def compare(
     rows: list[Row],
     on_decode: Callable[[Row, Prompt, list[Round]], None] | None = None,
 ) -> None:
-    """Decode every prompt by every row and fill the rows' tallies; an ar row must precede what it is compared with."""
+    """Decode every prompt by every row and fill the rows' tallies; an ar row must precede what it is compared with.
+
+    A few tokens by every row come first and count for nothing: kernels compile and graphs are captured then.
+    """
+    for row in rows:
+        warm_up = replace(row.config, max_new_tokens=WARM_UP_TOKENS)
+        deque(decode(engine, engine.bundle.encode(prompts[0].text), warm_up), maxlen=0)
     for sequence, prompt in enumerate(prompts):
         prompt_ids = engine.bundle.encode(prompt.text)
         expected: dict[SamplingConfig, list[int]] = {}

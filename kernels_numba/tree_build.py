@@ -22,6 +22,7 @@ from kernels_numba.primitives_select import (
     is_finite,
     lowest_lane,
     sum_key,
+    warp_barrier,
     warp_first,
     warp_key,
     warp_lanes,
@@ -74,7 +75,7 @@ def _take_best(log_probs, levels, width, budget, slots, nodes, node_weights, scr
     """Take nodes until budget are taken or no candidate is left; returns their number. One warp.
 
     slots: keys u64, weights f64 and packs u32 [MAX_ROWS], all EMPTY but perhaps the root's; nodes u32 and node_weights
-    f64 [MAX_ROWS] are written. What is written all lanes write alike, so that each reads back its own.
+    f64 [MAX_ROWS] are written.
     """
     keys, weights, packs = slots
     group_keys = cuda.local.array(SPAN, uint64)
@@ -115,8 +116,10 @@ def _take_best(log_probs, levels, width, budget, slots, nodes, node_weights, scr
         sibling_pack = uint32(pack + uint32(1 << RANK_SHIFT))
         child_pack = uint32(uint32(uint32(pack & uint32(DEPTH_MASK)) + uint32(1 << DEPTH_SHIFT)) | taken)
         # The best of the group again, with the slot's next candidate; the new node's slot may lie in it too.
-        nodes[taken] = pack
-        node_weights[taken] = weight
+        if lane == uint32(0):
+            nodes[taken] = pack
+            node_weights[taken] = weight
+        warp_barrier()  # the node stands; the group's old candidates are read
         key, found = uint64(EMPTY), uint32(0)
         for i in range(SPAN):
             place = uint32(first_place + uint32(i * WARP))
@@ -142,8 +145,10 @@ def _take_best(log_probs, levels, width, budget, slots, nodes, node_weights, scr
         lost = lane == uint32(slot // uint32(GROUP))
         best_key = group_key if lost else best_key
         best_pack = group_pack if lost else best_pack
-        keys[slot], weights[slot], packs[slot] = sibling_key, sibling, sibling_pack
-        keys[taken], weights[taken], packs[taken] = child_key, child, child_pack
+        if lane == uint32(0):
+            keys[slot], weights[slot], packs[slot] = sibling_key, sibling, sibling_pack
+            keys[taken], weights[taken], packs[taken] = child_key, child, child_pack
+        warp_barrier()  # both candidates stand
     return taken
 
 

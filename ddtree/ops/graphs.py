@@ -96,7 +96,8 @@ class GpuStream:
         found: dict[str, str | None] = {}
         for name, ask in asked.items():
             try:
-                found[name] = ".".join(str(part) for part in ask())
+                major, minor, *patch = ask()
+                found[name] = ".".join([str(major), str(minor), *(f"{part:02d}" for part in patch)])
             except RuntimeError:
                 found[name] = None
         return found

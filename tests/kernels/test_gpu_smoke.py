@@ -4,10 +4,12 @@ The launches are the bench's cases at quick sizes.
 """
 
 import functools
+import importlib.metadata
 import warnings
 
 import pytest
 from compare_arrays import assert_same_bits
+from kernels import resources
 
 from ddtree.bench import compiled_kernels
 from ddtree.bench_cases import all_cases
@@ -39,6 +41,11 @@ def test_no_kernel_uses_local_memory():
     found = compiled_kernels()
     if not found:
         pytest.skip("no kernel was launched in this process")
+    linker, wanted = importlib.metadata.version("nvidia-nvjitlink"), resources.load_table()[0]["ptxas"]
+    if not linker.startswith(f"{wanted}."):
+        pytest.skip(
+            f"nvJitLink {linker}: registers are looked after for release {wanted}; see the bench's `kernels`"
+        )
     assert [row for row in found if row["local_bytes"]] == []
 
 
