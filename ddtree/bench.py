@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
-import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddtree import __version__
 from ddtree.errors import UsageError
 from ddtree.ops.graphs import GpuStream, require_gpu
+from ddtree.versions import package_version
 
 SCHEMA_VERSION = 1
-PACKAGES = ("numba", "numba-cuda", "cuda-core", "cuda-bindings", "numpy")
+PACKAGES = ("ddtree", "python", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "numpy")
 
 Progress = Callable[[dict[str, Any], int, int], None]
 
@@ -90,18 +88,10 @@ def environment(stream: GpuStream) -> dict[str, Any]:
         "multiprocessors": properties.multiprocessor_count,
         "l2_bytes": properties.l2_cache_size,
         **stream.driver_versions(),
-        "versions": {"ddtree": __version__, "python": platform.python_version()}
-        | {name: _version(name) for name in PACKAGES},
+        "versions": {name: package_version(name) for name in PACKAGES},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

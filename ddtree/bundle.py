@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ddtree.checkpoint import load_config
+from ddtree.checkpoint_source import check_arrays
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import ConfigError, UsageError
 from ddtree.kdtr import KdtrFile
@@ -33,11 +34,20 @@ class Bundle:
         return [file for file in (self.target, self.drafter) if file is not None]
 
     def sha256(self) -> dict[str, str]:
-        """The sha256 of each file, by file name; traces carry it."""
-        return {Path(file.path).name: _sha256(Path(file.path)) for file in self.files}
+        """The sha256 of the target and, where there is one, of the drafter; traces carry it."""
+        return {
+            kind: _sha256(Path(file.path))
+            for kind, file in zip(("target", "drafter"), self.files, strict=False)
+        }
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt; UsageError when the bundle carries no tokenizer."""
+        """Token ids of a prompt; UsageError when it is no Unicode text, or the bundle carries no tokenizer."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"prompt: expected Unicode text, found {error.reason} at character {error.start}"
+            ) from None
         return self._tokenizer().encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: list[int]) -> str:
@@ -68,12 +78,14 @@ def open_bundle(path: Path | str = DEFAULT_MODEL, drafter: Path | str | None = N
     config = load_config(target)
     if not isinstance(config, ModelConfig):
         raise ConfigError(f"{target.path}: expected a target, found a drafter")
+    check_arrays(target, config)
     drafter_file = KdtrFile(drafter) if drafter is not None else None
     drafter_config = load_config(drafter_file) if drafter_file is not None else None
     if drafter_config is not None:
         if not isinstance(drafter_config, DrafterConfig):
             raise ConfigError(f"{drafter}: expected a drafter, found a target")
         drafter_config.check_target(config)
+        check_arrays(drafter_file, drafter_config)
     return Bundle(path, target, config, drafter_file, drafter_config, _read_tokenizer(target))
 
 

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ddtree.checkpoint_names import check_tensors
 from ddtree.checkpoint_rotary import to_pairs
-from ddtree.checkpoint_source import CARRIED, INDEX, KDTR_DTYPES, is_shard_name, read_config
+from ddtree.checkpoint_source import CARRIED, INDEX, KDTR_DTYPES, check_arrays, is_shard_name, read_config
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import CheckpointError, UsageError
 from ddtree.kdtr import NUMPY_DTYPES, KdtrFile
@@ -73,10 +72,7 @@ def convert_to_hf(kdtr_path: str | Path, out_dir: str | Path, progress: bool = T
 
 def _shards_of(file: KdtrFile, config: ModelConfig | DrafterConfig) -> list[tuple[dict[str, Any], list[str]]]:
     """Each shard of `meta` with its tensor names; CheckpointError where meta or arrays are not a checkpoint's."""
-    names = [name for name in file if name not in CARRIED]
-    check_tensors(
-        {name: (file.info(name).dtype, file.info(name).shape) for name in names}, config, str(file.path)
-    )
+    names = check_arrays(file, config)
     try:
         entries, start, shards = file.meta["shards"], 0, []
         for entry in entries:

@@ -12,6 +12,8 @@ from typing import Any
 from ddtree.checkpoint_names import VISION_PREFIXES, abbreviated, check_tensors, refuse_quantised, skip_reason
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import CheckpointError
+from ddtree.fields import FieldReader
+from ddtree.kdtr import KdtrFile
 from ddtree.safetensors_io import TensorInfo, read_header, strict_json
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -43,17 +45,30 @@ class HfCheckpoint:
     skipped: dict[str, dict[str, Any]]
 
 
+def check_arrays(file: KdtrFile, config: ModelConfig | DrafterConfig) -> list[str]:
+    """The tensor names of a KDTR file; CheckpointError unless they fit the config and rotary rows are in halves."""
+    names = [name for name in file if name not in CARRIED]
+    check_tensors(
+        {name: (file.info(name).dtype, file.info(name).shape) for name in names}, config, str(file.path)
+    )
+    if file.meta.get("rope_layout") != "halves":
+        raise CheckpointError(
+            f"{file.path}: rope_layout: expected 'halves', found {file.meta.get('rope_layout')!r}"
+        )
+    return names
+
+
 def read_config(hf: Any, where: str) -> ModelConfig | DrafterConfig:
     """The config of a DFlash drafter (it has `dflash_config`) or of an MLA target (it has `kv_lora_rank`)."""
     if not isinstance(hf, dict):
         raise CheckpointError(f"{where}: expected a JSON object, found {type(hf).__name__}")
-    architectures = hf.get("architectures") or []
+    architectures = FieldReader(hf, where).names("architectures", ())
     if "dflash_config" in hf or "DFlashDraftModel" in architectures:
         return DrafterConfig.from_hf(hf, where)
     text = hf.get("text_config") or hf
     if not isinstance(text, dict) or "kv_lora_rank" not in text:
         raise CheckpointError(
-            f"{where}: expected DeepSeek-V2/V3, Kimi K2 or a DFlash drafter, found architectures {architectures}"
+            f"{where}: expected DeepSeek-V2/V3, Kimi K2 or a DFlash drafter, found architectures {list(architectures)}"
         )
     return ModelConfig.from_hf(hf, where)
 

@@ -18,6 +18,7 @@ from ddtree import __version__
 from ddtree.bench import failures, format_kernel_table, run_kernel_bench
 from ddtree.checkpoint import convert_to_hf, convert_to_kdtr
 from ddtree.cli_options import (
+    LateBar,
     bundle_of,
     decode_config,
     decode_options,
@@ -26,7 +27,7 @@ from ddtree.cli_options import (
     model_options,
     say,
 )
-from ddtree.compare import ACCEPTANCE_NOTE, best_rows, compare, format_table, plan, report
+from ddtree.compare import ACCEPTANCE_NOTE, best_rows, compare, fair_pairs, format_table, plan, report
 from ddtree.config import METHODS
 from ddtree.demo import run_demo
 from ddtree.errors import DdtreeError, UsageError
@@ -96,7 +97,7 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     if prompt_file is None:
         return prompt
     try:
-        return sys.stdin.read() if prompt_file == "-" else Path(prompt_file).read_text(encoding="utf-8")
+        return sys.stdin.read() if prompt_file == "-" else Path(prompt_file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{prompt_file}: cannot read the prompt: {error}") from None
 
@@ -137,8 +138,8 @@ def compare_command(
         bundle.drafter_config.horizon, budgets, dict.fromkeys(c.sampling for c in configs), configs[0]
     )
     engine = engine_of(bundle, max(row.config.budget for row in rows), options)
-    with tqdm(total=len(rows) * len(chosen), desc="compare", unit="decode") as bar:
-        compare(engine, chosen, rows, lambda row, prompt, rounds: bar.update())
+    bar, total = LateBar("compare", "decode"), len(rows) * len(chosen)
+    compare(engine, chosen, rows, lambda row, prompt, rounds: bar.step(total))
     records = report(rows)
     equal = all(record["tokens_equal"] for record in records)
     if options["as_json"]:
@@ -150,6 +151,8 @@ def compare_command(
         click.echo(
             f"{describe_backend(engine)}, {len(chosen)} prompts\n{format_table(records)}\n{ACCEPTANCE_NOTE}"
         )
+        pairs = fair_pairs(records, bundle.drafter_config.horizon)
+        click.echo(f"\nThe fair pair, as many rows verified:\n{format_table(pairs)}")
         click.echo(f"\nEach method at its own best budget:\n{format_table(best_rows(records))}")
     sys.exit(0 if equal else 1)
 
@@ -194,16 +197,8 @@ def bench_kernels_command(only: str | None, quick: bool, as_json: bool) -> None:
 
     Exit 1 when a kernel fails its check.
     """
-    bars: list[tqdm] = []
-
-    def progress(record: dict[str, Any], number: int, total: int) -> None:
-        if not bars:
-            bars.append(tqdm(total=total, desc="bench kernels", unit="case"))
-        bars[0].update()
-        if number == total:
-            bars[0].close()
-
-    document = run_kernel_bench(only, quick, progress)
+    bar = LateBar("bench kernels", "case")
+    document = run_kernel_bench(only, quick, lambda record, number, total: bar.step(total))
     click.echo(json.dumps(document, indent=1) if as_json else format_kernel_table(document))
     sys.exit(1 if failures(document) else 0)
 
@@ -243,6 +238,10 @@ def _exit_code(run: Callable[[], Any]) -> int:
         return _refuse(error.format_message().rstrip(".") + "; see --help")
     except (DdtreeError, OSError) as error:
         return _refuse(str(error))
+    except MemoryError:
+        return _refuse("not enough memory; lower --budget, or use a smaller model")
+    except BrokenPipeError:
+        return _refuse("the output was closed before all was written")
     except (KeyboardInterrupt, click.Abort):
         say("interrupted")
         return 130

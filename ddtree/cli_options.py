@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from tqdm import tqdm
 
 from ddtree.bundle import DEFAULT_MODEL, Bundle, open_bundle
 from ddtree.config import DecodeConfig, SamplingConfig
@@ -63,6 +64,21 @@ decode_options = _stack(
 def say(text: str) -> None:
     """A line for the person watching: stderr, so that stdout holds results alone."""
     click.echo(text, err=True)
+
+
+class LateBar:
+    """A progress bar that shows itself at the first step, so that what is refused before leaves one line alone."""
+
+    def __init__(self, what: str, unit: str):
+        self.what, self.unit, self.bar = what, unit, None
+
+    def step(self, total: int) -> None:
+        """One more of `total` is done."""
+        if self.bar is None:
+            self.bar = tqdm(total=total, desc=self.what, unit=self.unit)
+        self.bar.update()
+        if self.bar.n >= total:
+            self.bar.close()
 
 
 def bundle_of(options: dict[str, Any]) -> Bundle:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddtree.config import DecodeConfig, SamplingConfig
-from ddtree.decode import STAGES, Round, decode
+from ddtree.decode import STAGES, Round, checked_prompt, decode
 from ddtree.engine import Engine
+from ddtree.errors import UsageError
 from ddtree.metrics import Tally
 from ddtree.prompts import Prompt
 
@@ -56,11 +57,11 @@ def compare(
 
     A few tokens by every row come first and count for nothing: kernels compile and graphs are captured then.
     """
+    encoded = [_encode(engine, prompt) for prompt in prompts]
     for row in rows:
         warm_up = replace(row.config, max_new_tokens=WARM_UP_TOKENS)
-        deque(decode(engine, engine.bundle.encode(prompts[0].text), warm_up), maxlen=0)
-    for sequence, prompt in enumerate(prompts):
-        prompt_ids = engine.bundle.encode(prompt.text)
+        deque(decode(engine, encoded[0], warm_up), maxlen=0)
+    for sequence, (prompt, prompt_ids) in enumerate(zip(prompts, encoded, strict=True)):
         expected: dict[SamplingConfig, list[int]] = {}
         for row in rows:
             rounds = list(decode(engine, prompt_ids, row.config, sequence))
@@ -71,6 +72,14 @@ def compare(
                 row.differing.append({"prompt": prompt.id, "index": _first_difference(tokens, reference)})
             if on_decode:
                 on_decode(row, prompt, rounds)
+
+
+def _encode(engine: Engine, prompt: Prompt) -> list[int]:
+    """A prompt's token ids; UsageError with its name when it cannot be decoded after."""
+    try:
+        return checked_prompt(engine, engine.bundle.encode(prompt.text)).tolist()
+    except UsageError as error:
+        raise UsageError(f"prompt {prompt.id}: {error}") from None
 
 
 def _first_difference(left: list[int], right: list[int]) -> int:
@@ -104,6 +113,12 @@ def _record(row: Row, ar_speed: float | None) -> dict[str, Any]:
         "speed_over_ar": speed / ar_speed if speed and ar_speed else None,
         "stage_ms": tally.stage_milliseconds(),
     }
+
+
+def fair_pairs(records: list[dict[str, Any]], horizon: int) -> list[dict[str, Any]]:
+    """chain(horizon) and tree(horizon + 1) of each temperature: as many rows verified, in the same mode."""
+    pair = {("chain", horizon), ("tree", horizon + 1)}
+    return [record for record in records if (record["method"], record["budget"]) in pair]
 
 
 def best_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from ddtree.fields import FieldReader
 from ddtree.rope import RopeConfig
 
 METHODS = ("ar", "chain", "tree")
+MAX_BUDGET = 65_536  # nodes of a tree
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class ModelConfig:
         if isinstance(hf, dict) and isinstance(hf.get("text_config"), dict):
             hf = hf["text_config"]
         read = FieldReader(hf, where)
-        if read.choice("hidden_act", ("silu",), "silu") and read.flag("attention_bias", False):
+        read.choice("hidden_act", ("silu",), "silu")
+        if read.flag("attention_bias", False):
             raise ConfigError(f"{where}: attention_bias: expected false, found true")
         if read.integer("moe_layer_freq", 1) != 1:
             raise ConfigError(f"{where}: moe_layer_freq: expected 1, found {hf['moe_layer_freq']}")
@@ -161,6 +163,10 @@ class DrafterConfig:
         """Read a DFlash config; `dflash_config` holds mask id, target layers and the context window."""
         read = FieldReader(hf, where)
         dflash = FieldReader(read.get("dflash_config"), f"{where}: dflash_config")
+        read.choice("hidden_act", ("silu",), "silu")
+        for name in ("attention_bias", "use_sliding_window"):
+            if read.flag(name, False):
+                raise ConfigError(f"{where}: {name}: expected false, found true")
         if set(read.names("layer_types", ())) - {"full_attention"}:
             raise ConfigError(
                 f"{where}: layer_types: expected full_attention only, found {hf['layer_types']}"
@@ -233,7 +239,8 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         _check("method", self.method, str, METHODS.__contains__, f"one of {', '.join(METHODS)}")
-        _check("budget", self.budget, Integral, lambda v: v >= 0, "an integer >= 0")
+        wanted = f"an integer from 0 to {MAX_BUDGET}"
+        _check("budget", self.budget, Integral, lambda v: 0 <= v <= MAX_BUDGET, wanted)
         _check("max_new_tokens", self.max_new_tokens, Integral, lambda v: v >= 1, "an integer >= 1")
 
 

@@ -18,7 +18,7 @@ from ddtree.rounds import STAGES, HostRounds, Round
 from ddtree.rounds_device import DeviceRounds
 from ddtree.shapes import SHAPES
 
-__all__ = ["STAGES", "Round", "decode"]
+__all__ = ["STAGES", "Round", "checked_prompt", "decode"]
 
 
 def decode(
@@ -30,19 +30,20 @@ def decode(
     leaves no room, ids outside the vocabulary, an unknown shape, a budget above the engine's or a missing drafter;
     NumericsError when the target's logits cannot decide a token.
     """
-    prompt = _checked_prompt(engine, prompt_ids)
+    prompt = checked_prompt(engine, prompt_ids)
     if config.shape not in SHAPES:
         raise UsageError(f"shape: expected one of {', '.join(sorted(SHAPES))}, found {config.shape!r}")
     if config.method != "ar" and config.budget > engine.max_budget:
         raise UsageError(
             f"budget: this engine was opened for {engine.max_budget} nodes, found {config.budget}"
         )
-    engine.reset(drafting=config.method != "ar")
+    engine.reset(drafting=config.method != "ar" and config.budget > 0)
     rounds = (DeviceRounds if engine.runner else HostRounds)(engine, config, sequence)
     return _rounds(rounds, engine, prompt, config, engine.decodes_started)
 
 
-def _checked_prompt(engine: Engine, prompt_ids: Sequence[int]) -> np.ndarray:
+def checked_prompt(engine: Engine, prompt_ids: Sequence[int]) -> np.ndarray:
+    """Token ids as i32[n]; UsageError for an empty prompt, one past the cache, or ids outside the vocabulary."""
     if len(prompt_ids) == 0:
         raise UsageError("prompt: it is empty; give at least one token")
     if len(prompt_ids) > engine.max_context:

@@ -21,7 +21,6 @@ PROMPTS = ("function", "class", "test", "docstring", "parsing", "algorithm")  # 
 BUDGET = 32
 NEW_TOKENS = 64
 TEMPERATURES = (0.0, 0.8)
-DRAWN_BUDGET = 16
 
 
 def run_demo(open_engine: Callable[[int], Engine], out: Path, say: Callable[[str], None]) -> bool:
@@ -31,6 +30,8 @@ def run_demo(open_engine: Callable[[int], Engine], out: Path, say: Callable[[str
     except OSError as error:
         raise UsageError(f"{out}: cannot make the folder: {error.strerror}") from None
     engine = open_engine(BUDGET)
+    if engine.drafter is None:
+        raise UsageError(f"{engine.bundle.path}: the bundle has no drafter; name one with --drafter")
     prompts = _first_of_each_kind(load_prompts())
     samplings = [SamplingConfig(temperature=t, top_p=0.95 if t else 1.0) for t in TEMPERATURES]
     base = DecodeConfig(max_new_tokens=NEW_TOKENS, stop_token_ids=engine.config.eos_token_ids)
@@ -53,7 +54,7 @@ def run_demo(open_engine: Callable[[int], Engine], out: Path, say: Callable[[str
                 writer.round(this)
             if config.budget == BUDGET:
                 kept[prompt.id] = rounds
-            elif config.budget == DRAWN_BUDGET:
+            elif config.budget == engine.horizon + 1:
                 drawn.extend((prompt, this) for this in rounds[1:])
 
         compare(engine, prompts, rows, keep)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from ddtree.batch import ForwardBatch, chain_batch, tree_batch
 from ddtree.bundle import Bundle
 from ddtree.cache import LatentCache
-from ddtree.config import SamplingConfig
+from ddtree.config import MAX_BUDGET, SamplingConfig
 from ddtree.drafter import Drafter
 from ddtree.errors import NumericsError, UsageError
 from ddtree.model import Model, Observer
@@ -51,10 +50,13 @@ class Engine:
         longest = self.config.max_position_embeddings
         self.max_context = longest if max_context is None else max_context
         self.max_budget = max_budget
-        if isinstance(max_budget, bool) or not isinstance(max_budget, Integral) or max_budget < 0:
-            raise UsageError(f"max_budget: expected an integer >= 0, found {max_budget!r}")
-        if not 1 <= self.max_context <= longest:
-            raise UsageError(f"context: expected 1 to {longest} positions, found {max_context}")
+        for name, value, least, most in (
+            ("max_budget", max_budget, 0, MAX_BUDGET),
+            ("context", self.max_context, 1, longest),
+            ("prefill_chunk", prefill_chunk, 1, MAX_BUDGET),
+        ):
+            if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+                raise UsageError(f"{name}: expected an integer from {least} to {most}, found {value!r}")
         self.prefill_chunk = prefill_chunk
         rows = max(max_budget + 1, prefill_chunk)
         drafter = bundle.drafter_config
@@ -94,14 +96,12 @@ class Engine:
         self._logits, self._features = self.model.forward(batch, self.cache, observe)
         return self._logits
 
-    def prefill(self, token_ids: np.ndarray, progress: Callable[[int], None] | None = None) -> Any:
+    def prefill(self, token_ids: np.ndarray) -> Any:
         """Commit a prompt in chunks; returns the logits [1, V] of its last row."""
         for start in range(0, len(token_ids), self.prefill_chunk):
             chunk = token_ids[start : start + self.prefill_chunk]
             logits = self.forward(chain_batch(chunk, self.context_len))
             self.commit(np.arange(len(chunk)))
-            if progress:
-                progress(len(chunk))
         return logits[-1:]
 
     def draft(self, root_token: int, k: int) -> tuple[np.ndarray, np.ndarray]:

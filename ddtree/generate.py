@@ -29,7 +29,7 @@ def generate(
     prompt_ids = engine.bundle.encode(prompt)
     rounds: list[Round] = []
     printed, token_ids = 0, []
-    with write_trace(trace, engine) if trace else nullcontext() as writer:
+    with write_trace(trace, engine) if trace is not None else nullcontext() as writer:
         if writer:
             writer.run("prompt", prompt_ids, config, sequence=0)
         for this in decode(engine, prompt_ids, config):

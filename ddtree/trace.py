@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,11 +18,12 @@ import numpy as np
 from ddtree.config import DecodeConfig
 from ddtree.decode import Round
 from ddtree.engine import Engine
-from ddtree.errors import UsageError
+from ddtree.errors import ConfigError, UsageError
 from ddtree.tree import DraftTree
+from ddtree.versions import package_version
 
 SCHEMA = 1
-PACKAGES = ("ddtree", "numpy", "tokenizers")
+PACKAGES = ("ddtree", "python", "numpy", "numba", "numba-cuda", "cuda-core", "tokenizers")
 
 
 @dataclass
@@ -48,8 +47,7 @@ class TraceWriter:
             {
                 "type": "header",
                 "schema": SCHEMA,
-                "packages": {name: version(name) for name in PACKAGES}
-                | {"python": platform.python_version()},
+                "packages": {name: package_version(name) for name in PACKAGES},
                 "backend": engine.ops.name,
                 "dtype": engine.ops.dtype_name,
                 "route": engine.ops.route,
@@ -96,7 +94,9 @@ class TraceWriter:
 @contextmanager
 def write_trace(path: Path | str, engine: Engine) -> Iterator[TraceWriter]:
     """A TraceWriter on a temporary file that replaces `path` when the block ends well; UsageError if unwritable."""
-    path = Path(path)
+    path = Path(os.path.realpath(path)) if str(path) else Path()
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: cannot write the trace: it is no regular file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         file = open(temporary, "w", encoding="utf-8")  # noqa: SIM115 - closed below, whatever happens
@@ -123,6 +123,7 @@ def read_trace(path: Path | str) -> tuple[dict[str, Any], list[TraceRun]]:
                 elif header is not None and kind == "run":
                     runs.append(TraceRun(record))
                 elif runs and kind == "round":
+                    _check_tree(path, number, record)
                     runs[-1].rounds.append(record)
                 else:
                     raise UsageError(
@@ -143,3 +144,10 @@ def _parse(path: Path | str, number: int, text: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UsageError(f"{path}: line {number}: expected a JSON object")
     return record
+
+
+def _check_tree(path: Path | str, number: int, record: dict[str, Any]) -> None:
+    try:
+        DraftTree.from_json(record["tree"])
+    except (KeyError, AttributeError, ConfigError) as error:
+        raise UsageError(f"{path}: line {number}: no draft tree: {error}") from None

@@ -39,7 +39,7 @@ TARGET = {
 }
 DRAFTER = {
     "architectures": ["DFlashDraftModel"],
-    "dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 1, 1]},
+    "dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 1, 2]},
     "hidden_size": 24,
     "intermediate_size": 20,
     "num_hidden_layers": 2,

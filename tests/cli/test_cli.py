@@ -8,6 +8,7 @@ import pytest
 
 from ddtree import cli
 from ddtree.bundle import DEFAULT_MODEL
+from ddtree.kdtr import KdtrFile, save
 from ddtree.prompts import load_prompts
 from ddtree.trace import read_trace
 
@@ -65,11 +66,7 @@ def test_generate_reads_a_file_and_writes_a_trace(run, tmp_path):
         "--json",
     )
     header, (only,) = read_trace(trace)
-    assert (
-        code == 0
-        and header["backend"] == "numpy"
-        and set(header["model_sha256"]) == {"target.kdtr", "drafter.kdtr"}
-    )
+    assert code == 0 and header["backend"] == "numpy" and set(header["model_sha256"]) == {"target", "drafter"}
     assert [token for this in only.rounds for token in this["tokens"]] == json.loads(out)["token_ids"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompt.py", "trace.jsonl"]
 
@@ -176,6 +173,11 @@ BAD = {
     "unwritable demo folder": (["demo", "--out", f"{__file__}/demo"], "folder"),
     "bench without a GPU": (["bench", "kernels"], "bench kernels: "),
     "backend cuda without a GPU": (["generate", "x", "--backend", "cuda"], "backend cuda: "),
+    "absurd budget": (["generate", "x", "--budget", "1000000000"], "budget"),
+    "half a surrogate": (["generate", "\udcff"], "Unicode"),
+    "trace on a folder": (["generate", "x", "--trace", "/"], "no regular file"),
+    "trace on a device": (["generate", "x", "--trace", "/dev/null"], "no regular file"),
+    "trace without a name": (["generate", "x", "--trace", ""], "no regular file"),
     "unknown command": (["dance"], "dance"),
     "unknown option": (["generate", "x", "--dance"], "dance"),
 }
@@ -215,6 +217,54 @@ def test_unwritable_conversion_leaves_nothing(run, tmp_path):
 
 def test_the_shipped_prompts_are_the_default(run):
     assert len(load_prompts()) == 64
+
+
+PROMPT_LINE = '{"id": "a", "kind": "b", "text": "c"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PROMPT_LINE + "\n" + PROMPT_LINE, "line 2"),
+        ("[" * 100_000, "line 1"),
+        (PROMPT_LINE.replace('"c"', "3"), "line 1"),
+        ("", "none"),
+        (PROMPT_LINE.replace('"c"', json.dumps("x = 1\n" * 700)), "prompt a"),
+    ],
+)
+def test_bad_prompt_files_are_one_line(run, tmp_path, text, said):
+    (tmp_path / "prompts.jsonl").write_text(text)
+    code, out, err = run("compare", "--prompts", tmp_path / "prompts.jsonl")
+    assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
+
+
+def test_prompts_may_hold_any_unicode_and_a_mark_in_front(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text("\ufeff" + PROMPT_LINE.replace('"c"', '"\u2028\u0085"') + "\n\n")
+    assert [prompt.text for prompt in load_prompts(tmp_path / "prompts.jsonl")] == ["\u2028\u0085"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("drafter", {"intermediate_size": 7}, "wrong shape"),
+        ("target", {"num_hidden_layers": 3}, "extra"),
+        ("target", {"n_routed_experts": 8}, "wrong shape"),
+        ("target", "pairs", "rope_layout"),
+    ],
+)
+def test_a_bundle_whose_arrays_do_not_fit_its_config_is_refused(run, tmp_path, name, change, said):
+    with KdtrFile(DEFAULT_MODEL / f"{name}.kdtr") as file:
+        meta = file.meta | (
+            {"rope_layout": change} if change == "pairs" else {"config": file.meta["config"] | change}
+        )
+        save(tmp_path / f"{name}.kdtr", {array: file[array] for array in file}, meta)
+    model = (
+        ["--model", tmp_path / "target.kdtr"]
+        if name == "target"
+        else ["--drafter", tmp_path / "drafter.kdtr"]
+    )
+    code, out, err = run("generate", "x", *model)
+    assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
 
 
 def test_interrupt_is_one_line(run, monkeypatch):

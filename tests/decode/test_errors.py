@@ -45,7 +45,7 @@ def test_prompts(engine, case, method):
 
 SETTINGS = {
     "method": (lambda: DecodeConfig(method="beam"), "one of ar, chain, tree, found 'beam'"),
-    "budget": (lambda: DecodeConfig(budget=-1), "budget: expected an integer >= 0, found -1"),
+    "budget": (lambda: DecodeConfig(budget=-1), "budget: expected an integer from 0 to 65536, found -1"),
     "tokens": (lambda: DecodeConfig(max_new_tokens=0), "max_new_tokens: expected an integer >= 1, found 0"),
     "temperature": (lambda: SamplingConfig(temperature=-0.1), "temperature.*-0.1"),
     "temperature nan": (lambda: SamplingConfig(temperature=NAN), "temperature.*nan"),
@@ -57,11 +57,23 @@ SETTINGS = {
     "seed": (lambda: SamplingConfig(seed=-1), "seed.*-1"),
     "seed too large": (lambda: SamplingConfig(seed=2**64), "seed.*18446744073709551616"),
     "backend": (lambda: Engine(trained(), backend="abacus"), "backend: expected one of .*'abacus'"),
-    "dtype": (lambda: Engine(trained(), dtype="f16"), "dtype: expected one of f32, f64, found 'f16'"),
+    "dtype": (
+        lambda: Engine(trained(), dtype="f16"),
+        "dtype: expected one of f32, f64 on the backend numpy, found 'f16'",
+    ),
     "route": (lambda: Engine(trained(), route="north"), "route: expected one of .*'north'"),
-    "context": (lambda: Engine(trained(), max_context=1025), "expected 1 to 1024 positions, found 1025"),
-    "a context of none": (lambda: Engine(trained(), max_context=0), "expected 1 to 1024 positions, found 0"),
-    "less than none": (lambda: Engine(trained(), max_context=-3), "expected 1 to 1024 positions, found -3"),
+    "context": (
+        lambda: Engine(trained(), max_context=1025),
+        "context: expected an integer from 1 to 1024, found 1025",
+    ),
+    "a context of none": (
+        lambda: Engine(trained(), max_context=0),
+        "context: expected an integer from 1 to 1024, found 0",
+    ),
+    "less than none": (
+        lambda: Engine(trained(), max_context=-3),
+        "context: expected an integer from 1 to 1024, found -3",
+    ),
 }
 
 

@@ -50,8 +50,8 @@ def test_round_trip(trace, decoded):
         "cpu",
     )
     assert {"ddtree", "numpy", "tokenizers", "python"} <= set(header["packages"])
-    files = ("target.kdtr", "drafter.kdtr")
-    want = {name: hashlib.sha256((DEFAULT_MODEL / name).read_bytes()).hexdigest() for name in files}
+    kinds = ("target", "drafter")
+    want = {kind: hashlib.sha256((DEFAULT_MODEL / f"{kind}.kdtr").read_bytes()).hexdigest() for kind in kinds}
     assert header["model_sha256"] == want
     assert len(runs) == len(decoded)
     for sequence, (each, (name, prompt, config, rounds)) in enumerate(zip(runs, decoded, strict=True)):

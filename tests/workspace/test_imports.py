@@ -15,7 +15,7 @@ import pytest
 # A room is a module or subpackage of ddtree/, or kernels_numba; a module ROOM_part belongs to ROOM. It imports
 # rooms to its left and of its own group.
 ORDER = (
-    ("errors",),
+    ("errors", "versions"),
     ("fields", "rope", "config", "kdtr", "safetensors_io", "inspect"),
     ("checkpoint", "weights", "bundle", "prompts"),
     ("kernels_numba", "reference"),
