@@ -3,133 +3,114 @@
     out[i, h] = softmax over q of (scale * (q_latent[i, h] . latent[q] + q_rope[i, h] . rope[q])) @ latent
 
 Row i stands at p = context_len + depths[i] and sees positions q = 0..p, in that order: q < context_len is cache
-row q, a later one cache row context_len + lineage[i, q - context_len]. Keys are cut into tiles by position, and tiles
-into splits by p alone; a block takes one split of one row for up to 16 heads, then `attention_combine` adds the
-splits in order. So a row's bits depend on its keys, its queries and p: not on other rows, the capacity, or which
-ancestors are committed.
+row q, a later one cache row context_len + lineage[i, q - context_len]. Positions are cut into splits by p alone; a
+block takes one split of one row for up to 16 heads, then `attention_combine` adds the splits in order. So a row's bits
+depend on its keys, its queries and p: not on other rows, the capacity, or which ancestors are committed.
 
 In bf16 mode (caches of bf16 bits) the queries are rounded to bf16 here, as any input of a product is; the softmax's
-weights stay f32, since they meet the values on CUDA cores, and so do all sums and the result.
+weights are not, and so are all sums and the result f32.
 """
 
 import functools
 from types import SimpleNamespace
 
 import numpy as np
-from numba import cuda, int32, types, uint32
+from numba import cuda, float32, int32, int64, types, uint32
 
-from kernels_numba import attention_combine as combining
-from kernels_numba.attention_combine import (
-    attention_combine_kernel,
-    keys_of_row,
-    scratch_size,
-    splits_for,
-    tiles_of,
-)
+from kernels_numba.attention_combine import combine_rows, keys_of_row, keys_of_split, scratch_size, splits_for
 from kernels_numba.checks import check, require
 from kernels_numba.primitives import SIMULATED
-from kernels_numba.primitives_attend import MAX_COLUMNS, OPTIONS, make_attend, rows_for
-from kernels_numba.primitives_attend_steps import KEYS, THREADS, WARPS, format_of
-from kernels_numba.primitives_words import copy16
+from kernels_numba.primitives_attend import make_attend, stats_place, sums_place
+from kernels_numba.primitives_attend_copy import NO_ROW, make_copies
+from kernels_numba.primitives_attend_steps import ROWS, key_warps_for, options_for, plan_of
+from kernels_numba.primitives_mma import THREADS, get_floats, thread_here
 from kernels_numba.registry import KernelSpec
 
 MULTIPLE = 8  # of the caches' widths: rows are then read 16 bytes at a time
-AHEAD = 8  # words of values a thread loads ahead
 
 
-def _source_ops(rank, rope, half):
-    """Device functions over (q_latent, q_rope, latents, ropes, lineage, row, context_len, first pair, last pair)."""
-    form = format_of(half)
-    dims, load, slab_dims = form.dims, form.load, form.dims * WARPS
-    latent_slabs, even = -(-rank // slab_dims), rank % slab_dims == 0 and rope % slab_dims == 0
-
-    @cuda.jit(device=True, inline="always")
-    def find_row(source, position):
-        """The cache row of a position; 0, which is memory, where a lineage points out of the cache."""
-        latents, lineage, row, context = source[2], source[4], source[5], source[6][0]
-        found = position
-        if position >= context:
-            found = int32(context + lineage[uint32(row), uint32(position - context)])
-        return found if uint32(found) < uint32(latents.shape[0] // rank) else int32(0)
-
-    @cuda.jit(device=True, inline="always")
-    def has_piece(slab, piece):
-        if slab < latent_slabs:
-            return even or (slab * WARPS + piece) * dims < rank
-        return even or ((slab - latent_slabs) * WARPS + piece) * dims < rope
-
-    @cuda.jit(device=True, inline="always")
-    def copy_keys(cache, width, rows, column, stage, at):
-        for j in range(KEYS):
-            copy16(stage, at + 4 * j, cache, rows[j], width, column)
-
-    @cuda.jit(device=True, inline="always")
-    def fetch(source, rows, slab, piece, stage, at):
-        if slab < latent_slabs:
-            copy_keys(source[2], rank, rows, slab * slab_dims + piece * dims, stage, at)
-        else:
-            column = (slab - latent_slabs) * slab_dims + piece * dims
-            copy_keys(source[3], rope, rows, column, stage, at)
-
-    @cuda.jit(device=True, inline="always")
-    def fetch_query(source, h, slab, column, queries, at):
-        pair = min(source[7] + h, source[8])
-        if slab < latent_slabs:
-            column += slab * slab_dims
-            if even or column < rank:
-                copy16(queries, at, source[0], pair, rank, column)
-        else:
-            column += (slab - latent_slabs) * slab_dims
-            if even or column < rope:
-                copy16(queries, at, source[1], pair, rope, column)
-
-    @cuda.jit(device=True, inline="always")
-    def load_value(source, row, column, raw, at):
-        load(source[2], row, rank, column, raw, at)
-
-    return SimpleNamespace(
-        find_row=find_row,
-        has_piece=has_piece,
-        fetch=fetch,
-        fetch_query=fetch_query,
-        load_value=load_value,
+def _source_ops(rank, rope, half, keys):
+    """Device functions over (q_latent, q_rope, latents, ropes, lineage, row, context_len, first pair)."""
+    latent = make_copies(keys, rank + rope, half, rank, 0)
+    tail = make_copies(keys, rank + rope, half, rope, rank)
+    copy_latents, copy_ropes, copy_found_latents, copy_found_ropes = (
+        latent.plain,
+        tail.plain,
+        latent.found,
+        tail.found,
     )
+
+    @cuda.jit(device=True, inline="always")
+    def find_row(source, position, last):
+        """The cache row of a position; 0, which is memory, where a lineage points out of the cache."""
+        if position >= last:
+            return int32(NO_ROW)
+        found, context = position, source[6][0]
+        if position >= context:
+            found = int32(context + source[4][uint32(source[5]), uint32(position - context)])
+        return found if uint32(found) < uint32(source[2].shape[0] // rank) else int32(0)
+
+    @cuda.jit(device=True, inline="always")
+    def bring(source, first, last, found, tile):
+        latents, ropes, stop = source[2], source[3], int32(first + keys)
+        if (
+            stop <= last and stop <= source[6][0] and stop <= latents.shape[0] // rank
+        ):  # committed rows in order
+            copy_latents(latents, int64(first) * rank, rank, tile)
+            copy_ropes(ropes, int64(first) * rope, rope, tile)
+        else:
+            for key in range(thread_here(), int32(keys), int32(THREADS)):
+                found[key] = find_row(source, int32(first + key), last)
+            cuda.syncthreads()  # the rows are there
+            copy_found_latents(latents, source[0], found, tile)
+            copy_found_ropes(ropes, source[0], found, tile)
+
+    @cuda.jit(device=True, inline="always")
+    def query_pair(source, h, dim, low, stop):
+        pair = int64(source[7] + h)
+        if stop <= rank:
+            return get_floats(source[0], pair * rank + dim)
+        if low >= rank and stop <= rank + rope:
+            return get_floats(source[1], pair * rope + (dim - rank))
+        if dim < rank:
+            return get_floats(source[0], pair * rank + dim)
+        if dim < rank + rope:
+            return get_floats(source[1], pair * rope + (dim - rank))
+        return float32(0), float32(0)
+
+    return SimpleNamespace(bring=bring, query_pair=query_pair)
 
 
 @functools.cache
-def make_attention(rank, rope, half, rows):
-    """The kernel for latents of `rank` and ropes of `rope`, f32 or bf16 (`half`) caches, `rows` heads a block."""
-    dims = format_of(half).dims
-    slabs = -(-rank // (dims * WARPS)) - (-rope // (dims * WARPS))
-    parts = min(WARPS, max(rank, rope) // dims)
-    attend = make_attend(rows, half, rank, slabs, parts, AHEAD, _source_ops(rank, rope, half))
+def make_attention(rank, rope, half):
+    """The kernel for latents of `rank` and ropes of `rope`, f32 or bf16 (`half`) caches."""
+    width = rank + rope
+    key_warps = key_warps_for(width, width, half)
+    ops = _source_ops(rank, rope, half, plan_of(width, width, half, key_warps).keys)
+    attend = make_attend(width, 0, rank, width, half, key_warps, ops)
 
-    @cuda.jit(**OPTIONS)
+    @cuda.jit(**options_for(width, rank, width, half))
     def attention_kernel(
         q_latent, q_rope, latents, ropes, lineage, depths, context_len, scale, heads, scratch
     ):
         """Block (split, group of heads, row); arrays are flat but lineage [M, D]."""
-        row = cuda.blockIdx.z
-        num_keys = keys_of_row(row, lineage, depths, context_len)
-        tiles, each = tiles_of(num_keys)
-        first, last = int32(cuda.blockIdx.x * each), int32(min((cuda.blockIdx.x + 1) * each, tiles))
+        row, split, splits = int32(cuda.blockIdx.z), cuda.blockIdx.x, cuda.gridDim.x
+        first, last = keys_of_split(keys_of_row(row, lineage, depths, context_len), split)
         if first < last:
-            pair, head = row * heads, cuda.blockIdx.y * rows
-            source = (
-                q_latent, q_rope, latents, ropes, lineage, row, context_len, pair + head, pair + heads - 1
-            )  # fmt: skip
-            padded = cuda.gridDim.y * rows
+            head = int32(cuda.blockIdx.y * ROWS)
+            slot, slots = row * heads + head, cuda.gridDim.z * heads
+            source = q_latent, q_rope, latents, ropes, lineage, row, context_len, slot
             attend(
-                source, first, last, num_keys, scale, scratch, row * padded + head, cuda.gridDim.z * padded
-            )
+                source, first, last, min(int32(heads - head), int32(ROWS)), scale, scratch,
+                sums_place(slot, split, splits, rank), stats_place(slot, slots, split, splits, rank), splits,
+            )  # fmt: skip
 
     return attention_kernel
 
 
 def attention_scratch(rows, heads, rank, capacity):
     """f32 elements of scratch that `attention` wants for up to that many rows over caches of that capacity."""
-    group = rows_for(heads)
-    return scratch_size(rows * -(-heads // group) * group, rank, capacity)
+    return scratch_size(rows * heads, rank, capacity)
 
 
 def attention(
@@ -161,9 +142,12 @@ def attention(
         require(
             width > 0 and width % MULTIPLE == 0, f"attention: {name}: expected a multiple of 8, found {width}"
         )
-    require(rank <= MAX_COLUMNS, f"attention: R: expected at most {MAX_COLUMNS}, found {rank}")
     check("attention: latent_cache", latent_cache, ("float32", "uint16"), (None, rank))
-    capacity = latent_cache.shape[0]
+    capacity, half = latent_cache.shape[0], str(latent_cache.dtype) == "uint16"
+    require(
+        key_warps_for(rank + rope, rank + rope, half) > 0,
+        f"attention: R + P: expected sixteen keys to fit in shared memory, found {rank + rope}",
+    )
     check("attention: rope_cache", rope_cache, str(latent_cache.dtype), (capacity, rope))
     check("attention: lineage", lineage, "int32", (rows, None))
     check("attention: depths", depths, "int32", (rows,))
@@ -175,9 +159,9 @@ def attention(
     require(capacity > 0 or not rows, "attention: latent_cache: expected at least one row, found none")
     if not q_latent.size:
         return
-    group, splits = rows_for(heads), splits_for(capacity)
-    kernel = make_attention(rank, rope, str(latent_cache.dtype) == "uint16", group)
-    kernel[(splits, -(-heads // group), rows), THREADS, stream](
+    splits = splits_for(capacity)
+    kernel = make_attention(rank, rope, half)
+    kernel[(splits, -(-heads // ROWS), rows), THREADS, stream](
         q_latent.reshape(-1),
         q_rope.reshape(-1),
         latent_cache.reshape(-1),
@@ -189,21 +173,18 @@ def attention(
         np.int32(heads),
         scratch,
     )
-    columns, padded = -(-rank // combining.THREADS), -(-heads // group) * group
-    attention_combine_kernel[(columns, heads, rows), combining.THREADS, stream](
-        scratch, lineage, depths, context_len, *(np.int32(n) for n in (padded, rank, splits)), out.reshape(-1)
-    )
+    combine_rows(scratch, lineage, depths, context_len, splits, out, stream)
 
 
-def _spec(rank, rope, half, rows):
+def _spec(rank, rope, half):
     flat, bits, counts = (types.Array(dtype, 1, "C") for dtype in (types.float32, types.uint16, types.int32))
     cache = bits if half else flat
     arguments = (flat, flat, cache, cache, types.Array(types.int32, 2, "C"), counts, counts)
-    name = f"attention_{rank}_{rope}_{'bf16' if half else 'f32'}_{rows}"
-    kernel = make_attention(rank, rope, half, rows)
+    name = f"attention_{rank}_{rope}_{'bf16' if half else 'f32'}"
+    kernel = make_attention(rank, rope, half)
     return KernelSpec(name, kernel, (*arguments, types.float32, types.int32, flat), THREADS)
 
 
-# (R, P, heads a block): this project's model, the same for few heads, Kimi K2
-SHAPES = ((16, 8, 4),) if SIMULATED else ((64, 16, 8), (64, 16, 4), (512, 64, 16))
-SPECS = [_spec(rank, rope, half, rows) for rank, rope, rows in SHAPES for half in (False, True)]
+# (R, P): this project's model, Kimi K2
+SHAPES = ((16, 8),) if SIMULATED else ((64, 16), (512, 64))
+SPECS = [_spec(rank, rope, half) for rank, rope in SHAPES for half in (False, True)]

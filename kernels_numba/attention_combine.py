@@ -1,26 +1,33 @@
-"""The last step of split attention: sums of parts of the context become one softmax average, in the order of position.
+"""The last step of split attention: sums of parts of the context become one softmax average, in a fixed order.
 
     out[i, h] = (sum over s of exp(peak[s] - peak) * partial[s]) / (sum over s of exp(peak[s] - peak) * total[s])
 
-It also says how the context is split, for `attention` and `block_attention` alike: keys come in tiles, and a row of n
-tiles gives every split ceil(n / MAX_SPLITS) of them. That depends on the number of keys the row sees alone.
+It also says how the context is split, for `attention` and `block_attention` alike: positions come in tiles, and a row
+of n tiles gives every split ceil(n / MAX_SPLITS) of them. That depends on the number of keys the row sees alone.
 Scratch is f32 [slots, splits, width] of sums, then [slots, splits, 2] of peaks and totals. A slot is a query row; a
-row of attention has one for each head, their number padded to whole blocks.
+row of attention has one for each head.
+
+A warp takes every WARPS-th split from its own on, and has all of them under way before it uses the first; then warps
+are added in order.
 """
 
+import functools
+
+import numpy as np
 from numba import cuda, float32, int32, int64, types
 
-from kernels_numba.primitives import SIMULATED, exp, fma
+from kernels_numba.primitives import SIMULATED, WARP, exp, fma, load4, store4, warp_max, warp_sum
 from kernels_numba.primitives_attend import stats_place, sums_place
-from kernels_numba.primitives_attend_steps import TILE
+from kernels_numba.primitives_mma import ALIGN
 from kernels_numba.registry import KernelSpec
 
-MAX_SPLITS = (
-    3 if SIMULATED else 66
-)  # with 4 groups of heads, two blocks for each of an H200's multiprocessors
-SHARES = 2 * MAX_SPLITS
-THREADS = 8 if SIMULATED else 128
-AHEAD = 2 if SIMULATED else 16  # sums loaded before the first is added
+TILE = 16 if SIMULATED else 128  # positions
+# With 4 groups of heads, a block for each of an H200's multiprocessors.
+MAX_SPLITS = 3 if SIMULATED else 33
+WARPS = 2 if SIMULATED else 8
+THREADS = WARPS * WARP
+COLUMNS = 4 * WARP  # of a block
+PARTS = WARPS * COLUMNS
 
 
 def splits_for(keys):
@@ -41,71 +48,124 @@ def tiles_of(num_keys):
 
 
 @cuda.jit(device=True, inline="always")
-def keys_of_row(row, lineage, depths, context_len):
-    """How many positions a row sees: up to its own; a padding row (lineage -1 at its own depth) the context alone."""
-    depth = depths[row]
-    known = depth >= 0 and depth < lineage.shape[1] and lineage[row, depth] >= 0
-    return int32(context_len[0] + depth + 1 if known else context_len[0])
+def keys_of_split(num_keys, split):
+    """(first, last + 1) of the positions of a split of a row that sees that many keys; none where last <= first."""
+    span = int32(tiles_of(num_keys)[1] * int32(TILE))
+    first = int32(split * span)
+    return first, int32(min(int32(first + span), num_keys))
 
 
 @cuda.jit(device=True, inline="always")
-def combine(slot, slots, column, width, num_keys, splits, scratch, shares):
-    """Column `column` of the average of a slot that sees num_keys keys; no keys give 0. All threads come here."""
-    tiles, each = tiles_of(num_keys)
-    used = int32(min((tiles + each - 1) // max(each, int32(1)), splits))
-    sums, stats = sums_place(slot, 0, splits, width), stats_place(slot, slots, 0, splits, width)
-    for s in range(cuda.threadIdx.x, used, THREADS):
-        shares[s] = scratch[stats + 2 * s]
-    cuda.syncthreads()  # the peaks are there
-    peak = float32(-float("inf"))
-    for s in range(used):
-        peak = max(peak, shares[s])
-    cuda.syncthreads()  # and have been read
-    for s in range(cuda.threadIdx.x, used, THREADS):
-        mine = scratch[stats + 2 * s]
-        share = float32(1) if mine == peak else exp(mine - peak)
-        shares[s] = share
-        shares[MAX_SPLITS + s] = share * scratch[stats + 2 * s + 1]
-    cuda.syncthreads()  # each split's share of the sums and of the total is there
-    total, value = float32(0), float32(0)
-    if column < width:
-        for s in range(used):
-            total += shares[MAX_SPLITS + s]
-        loaded = cuda.local.array(AHEAD, float32)
-        at, s = sums + column, int32(0)
-        while s + AHEAD <= used:
-            for j in range(AHEAD):
-                loaded[j] = scratch[at + j * width]
-            for j in range(AHEAD):
-                value = fma(shares[s + j], loaded[j], value)
-            at += AHEAD * width
-            s = int32(s + AHEAD)
-        while s < used:
-            value = fma(shares[s], scratch[at], value)
-            at += width
-            s = int32(s + 1)
-    return value / total if used > 0 else float32(0)
+def keys_of_row(row, lineage, depths, context_len):
+    """How many positions a row sees: up to its own; a padding row (lineage -1 at its own depth) the context alone."""
+    depth, context = depths[row], context_len[0]
+    known = depth >= 0 and depth < lineage.shape[1] and lineage[row, depth] >= 0
+    return int32(context + depth + 1 if known else context)
 
 
-@cuda.jit
-def attention_combine_kernel(scratch, lineage, depths, context_len, padded, width, splits, out):
-    """Block (columns, head, row): a thread makes one element of flat out [M, heads, width], from padded slots a row."""
-    shares = cuda.shared.array(SHARES, float32)
-    row, head = cuda.blockIdx.z, cuda.blockIdx.y
-    column = cuda.blockIdx.x * int32(THREADS) + cuda.threadIdx.x
-    num_keys = keys_of_row(row, lineage, depths, context_len)
-    slot, slots = row * padded + head, cuda.gridDim.z * padded
-    value = combine(slot, slots, column, width, num_keys, splits, scratch, shares)
-    if column < width:
-        out[(int64(row) * cuda.gridDim.y + head) * width + column] = value
+def turns_for(splits):
+    """Splits that a warp takes: one where that is enough, else as many as there may be. The order is the same."""
+    return 1 if splits <= WARPS else -(-MAX_SPLITS // WARPS)
+
+
+@functools.cache
+def make_combine(turns):
+    """combine(slot, slots, width, num_keys, splits, scratch, out, at) for up to turns * WARPS splits."""
+    held_values, looks = 4 * turns, -(-min(MAX_SPLITS, turns * WARPS) // WARP)
+
+    @cuda.jit(device=True, inline="always")
+    def combine(slot, slots, width, num_keys, splits, scratch, out, at):
+        """out[at + column] = the average of a slot that sees num_keys keys, 0 where none, for this block's columns."""
+        shares = cuda.shared.array(MAX_SPLITS, float32)
+        parts = cuda.shared.array(PARTS, float32, ALIGN)
+        lanes = cuda.shared.array(THREADS, float32)
+        tiles, each = tiles_of(num_keys)
+        used = int32(min((tiles + each - int32(1)) // max(each, int32(1)), splits))
+        thread, base = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x * COLUMNS)
+        warp, lane = int32(thread // WARP), int32(thread % WARP)
+        column = int32(base + 4 * lane)
+        held = cuda.local.array(held_values, float32)
+        place = sums_place(slot, 0, splits, width) + column
+        for j in range(turns):
+            s, i = warp + j * WARPS, 4 * j
+            if s < used and column < width:
+                held[i], held[i + 1], held[i + 2], held[i + 3] = load4(scratch, place + s * width)
+            else:
+                held[i], held[i + 1], held[i + 2], held[i + 3] = (
+                    float32(0),
+                    float32(0),
+                    float32(0),
+                    float32(0),
+                )
+        peaks, totals = cuda.local.array(looks, float32), cuda.local.array(looks, float32)
+        place, peak, total = stats_place(slot, slots, 0, splits, width), float32(-float("inf")), float32(0)
+        for j in range(looks):
+            s = lane + j * WARP
+            if s < used:
+                peaks[j], totals[j] = scratch[place + 2 * s], scratch[place + 2 * s + 1]
+                peak = max(peak, peaks[j])
+            else:
+                peaks[j], totals[j] = float32(-float("inf")), float32(0)
+        peak = warp_max(peak, lanes)
+        for j in range(looks):
+            s = lane + j * WARP
+            if s < used:
+                share = float32(1) if peaks[j] == peak else exp(peaks[j] - peak)
+                total = fma(share, totals[j], total)
+                if warp == 0:
+                    shares[s] = share
+        total = warp_sum(total, lanes)
+        cuda.syncthreads()  # each split's share is there
+        a, b, c, d = float32(0), float32(0), float32(0), float32(0)
+        for j in range(turns):
+            s, i = warp + j * WARPS, 4 * j
+            if s < used:
+                share = shares[s]
+                a, b = fma(share, held[i], a), fma(share, held[i + 1], b)
+                c, d = fma(share, held[i + 2], c), fma(share, held[i + 3], d)
+        store4(parts, int64(4 * thread), a, b, c, d)
+        cuda.syncthreads()  # the warps' parts are there
+        for i in range(thread, COLUMNS, THREADS):
+            if base + i < width:
+                value = float32(0)
+                for w in range(WARPS):
+                    value += parts[w * COLUMNS + i]
+                out[at + (base + i)] = value / total if used > 0 else float32(0)
+
+    return combine
+
+
+@functools.cache
+def make_attention_combine(turns):
+    """The kernel for up to turns * WARPS splits."""
+    combine = make_combine(turns)
+
+    @cuda.jit
+    def attention_combine_kernel(scratch, lineage, depths, context_len, width, splits, out):
+        """Block (columns, head, row): out[row, head, columns] of flat out [M, heads, width]."""
+        row, head = cuda.blockIdx.z, cuda.blockIdx.y
+        num_keys = keys_of_row(row, lineage, depths, context_len)
+        slot, slots = row * cuda.gridDim.y + head, cuda.gridDim.z * cuda.gridDim.y
+        combine(slot, slots, width, num_keys, splits, scratch, out, int64(slot) * width)
+
+    return attention_combine_kernel
+
+
+def combine_rows(scratch, lineage, depths, context_len, splits, out, stream):
+    """Launch attention_combine_kernel: all of out [M, heads, width] from what `splits` splits left in scratch."""
+    rows, heads, width = out.shape
+    make_attention_combine(turns_for(splits))[(-(-width // COLUMNS), heads, rows), THREADS, stream](
+        scratch, lineage, depths, context_len, np.int32(width), np.int32(splits), out.reshape(-1)
+    )
 
 
 _FLAT, _ONE = types.Array(types.float32, 1, "C"), types.Array(types.int32, 1, "C")
 SPECS = [
     KernelSpec(
-        "attention_combine",
-        attention_combine_kernel,
-        (_FLAT, types.Array(types.int32, 2, "C"), _ONE, _ONE, *(types.int32,) * 3, _FLAT),
+        f"attention_combine_{turns}",
+        make_attention_combine(turns),
+        (_FLAT, types.Array(types.int32, 2, "C"), _ONE, _ONE, types.int32, types.int32, _FLAT),
         THREADS,
     )
+    for turns in sorted({turns_for(1), turns_for(MAX_SPLITS)})
 ]

@@ -1,49 +1,43 @@
-"""One block's share of softmax attention: a few query rows that see the same keys, over a range of tiles of keys.
+"""One block's share of softmax attention on tensor cores: up to 16 query rows that see the same keys, some positions.
 
     weight[h, k] = exp(scale * query[h] . key[k] - peak[h]),  sums[h] = sum over k of weight[h, k] * value[k]
 
-A tile is TILE = 128 keys in the order of position. Keys and queries come to shared memory in slabs, 16 bytes of a key
-for each warp, copied while the slab before is used; a thread holds the scores of all rows for 4 keys, over its warp's
-part of the dims, and the parts are added in the order of warps. Then a thread holds all rows x 4 columns of the sums
-over its group's keys, added one by one; groups meet in pairs. A later tile shrinks what earlier ones left in scratch.
+Keys and values come to shared memory in steps of 16, 32 or 64 positions. Warps share the scores of a step out by 16
+keys and by dims, whose parts are added in order; then each makes the sums of its own columns over all the step's keys.
 
-All of it is f32 on CUDA cores. In bf16 mode queries, keys and values are bf16 values, the weights are not rounded.
-The order of every sum depends on positions and widths alone. What lies behind the last key of a tile gets no weight
-and is not used as a value; it must only be memory.
+A product on tensor cores has bf16 factors and f32 sums. bf16 caches hold bf16 already, queries are rounded to it. An
+f32 is three of them exactly, high + middle + low: so are the softmax's weights in either mode, and in f32 mode queries,
+keys and values. Of the nine products of two f32 the three below 2**-24 of it are left out. An f32 that rounds to no
+finite bf16, above 3.38e38, counts as infinite.
+
+The order of every sum depends on positions and widths alone. What lies behind the last position is zeros here.
 """
 
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, float32, int32, int64, uint16, uint32
 
-from kernels_numba.primitives import SIMULATED, WARP, fma, load4
 from kernels_numba.primitives_attend_steps import (
-    KEYS,
-    PITCH,
-    THREADS,
-    TILE,
-    WARPS,
-    format_of,
-    group_and_column,
-    groups_of,
-    make_meet,
+    ROWS,
+    TERMS,
+    make_loads,
     make_score,
     make_soften,
     make_weigh,
+    pairs_of_warp,
+    plan_of,
 )
-from kernels_numba.primitives_dot import round_pair
-from kernels_numba.primitives_words import ALIGN, store4, thread_here, wait_copies
-
-ROWS = (4, 8, 16)  # query rows of a block
-MAX_COLUMNS = 4 * THREADS
-SLAB = WARPS * PITCH * 4  # words of a slab's keys
-STAGE = 2 * SLAB
-KEY_ROWS = TILE + KEYS  # loads ahead look at rows behind the last key
-# Two blocks a multiprocessor: 128 registers a thread.
-OPTIONS = {} if SIMULATED else {"launch_bounds": (THREADS, 2)}
-
-
-def rows_for(wanted):
-    """Query rows of a block: the fewest of ROWS that hold `wanted`, or the most there are."""
-    return next((rows for rows in ROWS if rows >= wanted), ROWS[-1])
+from kernels_numba.primitives_mma import (
+    ALIGN,
+    EXCHANGE,
+    LANES,
+    THREADS,
+    WARPS,
+    lanes_sum,
+    pack_pair,
+    put_floats,
+    put_words,
+    split_pair,
+    wait_copies,
+)
 
 
 @cuda.jit(device=True, inline="always")
@@ -58,153 +52,98 @@ def stats_place(slot, slots, split, splits, width):
     return (int64(slots) * width + 2 * int64(slot)) * splits + 2 * split
 
 
-def _make_score_tile(rows, half, slabs, ops):
-    """score_tile(source, key_rows, stage, queries, scores): one warp's part of all scores of a tile.
+def make_attend(key_width, value_at, columns, row_width, half, key_warps, ops):
+    """attend(source, first, last, rows, scale, scratch, sums_at, stats_at, splits), the work of a block.
 
-    scores[h * KEYS + j] is of query h and key j * WARP + lane.
+    Positions first .. last - 1 of the keys of query rows 0 .. rows - 1, into scratch: row h's sums at sums_at + h *
+    splits * columns, its peak and total at stats_at + 2 * h * splits. In shared memory a position has key_width dims
+    of key from 0 on and `columns` of value from value_at on, row_width elements in all. `ops` are device functions
+    over `source`, a tuple of theirs:
+    - bring(source, first, last, found, tile) starts the copies of a step; `found` is a shared i32 array of its size;
+    - query_pair(source, h, dim, low, stop) is dims dim and dim + 1 of query row h, 0 behind the last dim; the
+      compiler knows low <= dim < stop.
     """
-    dims, score = format_of(half).dims, make_score(rows, half)
-    slab_dims, room = WARPS * dims, rows * WARPS * dims
-    quads, shares = slab_dims // 4, -(-room // (4 * THREADS))
-    even = room % (4 * THREADS) == 0
-    has_piece, fetch, fetch_query = ops.has_piece, ops.fetch, ops.fetch_query
+    plan, terms = plan_of(key_width, row_width, half, key_warps), 1 if half else TERMS
+    load, load_value = make_loads(half, plan.pitch)
+    score, soften = make_score(plan, terms, load), make_soften(plan)
+    weigh = make_weigh(plan, terms, value_at, columns, load_value)
+    keys, dim_warps, own_steps, own_rows = plan.keys, plan.dim_warps, plan.own_steps, ROWS // WARPS
+    own_pairs, tile_size, work_size = pairs_of_warp(columns), keys * plan.pitch, plan.work
+    held_queries, held_sums = 4 * own_steps * terms, 8 * own_pairs
+    bring, query_pair = ops.bring, ops.query_pair
+    tail, pitch = key_width % 16, plan.pitch
+    piece, cell = (8, uint16) if half else (4, float32)  # elements of 16 bytes
+
+    @cuda.jit(device=True, inline="always")
+    def load_queries(source, rows, dim_warp, lane, queries):
+        for side in range(2):
+            h = min(int32(lane // 4 + 8 * side), int32(rows - 1))
+            for k in range(own_steps):
+                low = k * dim_warps * 16
+                for i in range(2):
+                    dim = dim_warp * 16 + lane % 4 * 2 + (low + 8 * i)
+                    a, b = query_pair(source, h, dim, low, low + dim_warps * 16)
+                    if half:
+                        queries[4 * k + 2 * i + side] = pack_pair(a, b)
+                    else:
+                        split_pair(a, b, queries, 4 * k + 2 * i + side, 4 * own_steps)
+
+    @cuda.jit(device=True, inline="always")
+    def leave(sums, peaks, totals, warp, lane, rows, scratch, places, splits, words):
+        for side in range(2):
+            h = lane // 4 + 8 * side
+            if h < rows:
+                at = places[0] + int64(h) * splits * columns
+                for i in range(own_pairs):
+                    for n in range(2):
+                        column = (warp * own_pairs + i) * 16 + 8 * n + lane % 4 * 2
+                        if column < columns:
+                            place = 8 * i + 4 * n + 2 * side
+                            put_floats(scratch, at + column, sums[place], sums[place + 1])
+        lanes_sum(totals, own_rows, words)
+        for o in range(own_rows):
+            h = warp * own_rows + o
+            if lane == 0 and h < rows:
+                put_floats(scratch, places[1] + int64(h) * 2 * splits, peaks[o], totals[o])
 
     @cuda.jit(device=True)
-    def start_slab(source, key_rows, slab, stage, queries):
-        """Start this thread's copies of a slab."""
-        thread = thread_here()
-        buffer, piece = int64(slab & 1), uint32(thread % uint32(WARPS))
-        if has_piece(slab, piece):
-            keys = cuda.local.array(KEYS, int32)
-            key = uint32(thread // uint32(WARPS) * KEYS)
-            for j in range(
-                KEYS
-            ):  # all of them first: a shared load between two copies would hold up the second
-                keys[j] = key_rows[uint32(key + j)]
-            fetch(source, keys, slab, piece, stage, buffer * SLAB + int64(uint32((piece * PITCH + key) * 4)))
-        for i in range(shares):
-            share = uint32(thread + i * THREADS)
-            if even or share < uint32(rows * quads):
-                h, column = int32(share // uint32(quads)), int32(share % uint32(quads) * 4)
-                fetch_query(source, h, slab, column, queries, buffer * room + int64(4 * share))
-
-    @cuda.jit(device=True)
-    def finish_slab(buffer, queries):
-        """Wait for this thread's copies; in bf16 mode round the queries among them."""
-        wait_copies()
-        if half:
-            thread = thread_here()
-            for i in range(shares):
-                share = uint32(thread + i * THREADS)
-                if even or share < uint32(rows * quads):
-                    at = buffer * room + int64(4 * share)
-                    a, b, c, d = load4(queries, at)
-                    a, b = round_pair(a, b)
-                    c, d = round_pair(c, d)
-                    store4(queries, at, a, b, c, d)
-
-    @cuda.jit(device=True)
-    def score_tile(source, key_rows, stage, queries, scores):
-        for i in range(rows * KEYS):
-            scores[i] = float32(0)
-        start_slab(source, key_rows, int32(0), stage, queries)
-        slab = int32(0)
-        while slab < slabs:
-            buffer = int64(slab & 1)
-            finish_slab(buffer, queries)
-            cuda.syncthreads()  # the slab is there, and the one before has been used
-            if slab + 1 < slabs:
-                start_slab(source, key_rows, int32(slab + 1), stage, queries)
-            thread = thread_here()
-            warp, lane = uint32(thread // uint32(WARP)), uint32(thread % uint32(WARP))
-            if has_piece(slab, warp):
-                at = buffer * SLAB + int64((warp * PITCH + lane) * 4)
-                score(stage, at, queries, buffer * room + int64(warp * dims), scores)
-            slab = int32(slab + 1)
-
-    return score_tile
-
-
-def make_attend(rows, half, columns, slabs, parts, ahead, ops):
-    """attend(source, first, last, num_keys, scale, scratch, slot, slots), the work of a block.
-
-    rows: query rows of a block. columns: of a value, a multiple of 8. slabs: of WARPS pieces of a key. parts: warps
-    that have work in some slab. ahead: words of values a thread loads ahead, 4 or 8. `ops` are device functions over
-    `source`, a tuple of theirs:
-    - find_row(source, k) is what the others call the row of key k;
-    - has_piece(slab, piece) says whether a key reaches there;
-    - fetch(source, rows, slab, piece, stage, at) copies that piece of KEYS keys, side by side;
-    - fetch_query(source, h, slab, column, queries, at) copies 4 dims of query row h, if it reaches there;
-    - load_value(source, row, column, raw, at) loads 4 columns of a row's value, as words.
-    """
-    score_tile, soften = _make_score_tile(rows, half, slabs, ops), make_soften(rows, parts)
-    weigh, meet = make_weigh(rows, half, columns, ahead, ops.load_value), make_meet(rows, columns)
-    find_row, groups = ops.find_row, groups_of(columns)
-    held_words, two_rows, turns = 4 * rows, 2 * rows, -(-KEY_ROWS // THREADS)
-    room = max(TILE * (rows + 4), 2 * rows * WARPS * format_of(half).dims)
-
-    @cuda.jit(device=True)
-    def leave(sums, factors, later, scratch, at):
-        """Put a thread's sums into scratch, or add them to what the earlier tiles left there."""
-        for h in range(rows):
-            i = 4 * h
-            if later:
-                a, b, c, d = load4(scratch, at)
-                shrink = factors[h]
-                sums[i], sums[i + 1] = fma(a, shrink, sums[i]), fma(b, shrink, sums[i + 1])
-                sums[i + 2], sums[i + 3] = fma(c, shrink, sums[i + 2]), fma(d, shrink, sums[i + 3])
-            store4(scratch, at, sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
-            at += int64(cuda.gridDim.x) * columns
-
-    @cuda.jit(device=True)
-    def attend(source, first, last, num_keys, scale, scratch, slot, slots):
-        """Tiles first..last - 1 of num_keys keys into scratch: row h is slot + h of `slots`, split blockIdx.x."""
-        stage = cuda.shared.array(STAGE, float32, ALIGN)
-        weights = cuda.shared.array(room, float32, ALIGN)  # while scores are made: two slabs of queries
-        key_rows = cuda.shared.array(KEY_ROWS, int32)
-        factors = cuda.shared.array(rows, float32)
-        peaks = cuda.shared.array(two_rows, float32)
-        totals = cuda.shared.array(two_rows, float32)
-        lanes = cuda.shared.array(THREADS, float32)
-        plan = cuda.shared.array(
-            5, int32
-        )  # first and last tile, keys; this tile, its keys: too long lived for registers,
-        places = cuda.shared.array(2, int64)  # as is where this split's sums and stats stand in scratch
-        held = cuda.local.array(held_words, float32)  # scores, then sums
-        thread = int32(thread_here())
+    def attend(source, first, last, rows, scale, scratch, sums_at, stats_at, splits):
+        tile = cuda.shared.array(tile_size, cell, ALIGN)
+        work = cuda.shared.array(work_size, uint16, ALIGN)
+        factors = cuda.shared.array(ROWS, float32)
+        found = cuda.shared.array(keys, int32)
+        words = cuda.shared.array(EXCHANGE, uint32)
+        places = cuda.shared.array(2, int64)  # needed at the end alone: no registers are kept for them
+        thread = uint32(cuda.threadIdx.x)
         if thread == 0:
-            plan[0], plan[1], plan[2] = first, last, num_keys
-            places[0] = sums_place(slot, cuda.blockIdx.x, cuda.gridDim.x, columns)
-            places[1] = stats_place(slot, slots, cuda.blockIdx.x, cuda.gridDim.x, columns)
-        for h in range(thread, two_rows, THREADS):
-            peaks[uint64(h)], totals[uint64(h)] = float32(-float("inf")), float32(0)
-        cuda.syncthreads()  # the plan is there
-        tile = first
-        while tile < plan[1]:
-            count = int32(min(plan[2] - tile * TILE, TILE))
-            if thread_here() == 0:
-                plan[3], plan[4] = tile, count
-            for i in range(turns):
-                k = int32(thread_here() + i * THREADS)
-                if k < KEY_ROWS:
-                    key_rows[uint32(k)] = find_row(source, int32(tile * TILE + k)) if k < count else 0
-            cuda.syncthreads()  # the rows of the tile's keys are there
-            score_tile(source, key_rows, stage, weights, held)
-            old = int64(plan[3] & 1) * rows
-            soften(held, scale, plan[4], stage, weights, factors, peaks, totals, old, lanes)
+            places[0], places[1] = sums_at, stats_at
+        warp, lane = int32(thread // uint32(LANES)), int32(thread % uint32(LANES))
+        key_warp, dim_warp = int32(uint32(warp) // uint32(dim_warps)), int32(uint32(warp) % uint32(dim_warps))
+        if tail:  # dims behind a key's last, once: no copy comes there that a score would see
+            zero = uint32(0)
+            for key in range(int32(thread), keys, THREADS):
+                for i in range(0, 8, piece):
+                    put_words(tile, int64(key) * pitch + (key_width + i), zero, zero, zero, zero)
+        bring(source, first, last, found, tile)
+        queries, sums = cuda.local.array(held_queries, uint32), cuda.local.array(held_sums, float32)
+        peaks, totals = cuda.local.array(own_rows, float32), cuda.local.array(own_rows, float32)
+        load_queries(source, rows, dim_warp, lane, queries)
+        for i in range(held_sums):
+            sums[i] = float32(0)
+        for o in range(own_rows):
+            peaks[o], totals[o] = float32(-float("inf")), float32(0)
+        while first < last:
+            wait_copies()
+            cuda.syncthreads()  # the step's rows are there
+            score(tile, key_warp, dim_warp, queries, work, words)
+            cuda.syncthreads()  # all parts of the scores are there
+            soften(work, scale, int32(min(last - first, int32(keys))), peaks, totals, factors, words)
             cuda.syncthreads()  # the weights are there
-            for i in range(rows * 4):
-                held[i] = float32(0)
-            group, column = group_and_column(columns)
-            if group < groups:
-                weigh(source, key_rows, group, column, plan[4], weights, held)
-            meet(held, group, column, stage)
-            if group == 0:
-                leave(held, factors, plan[3] > plan[0], scratch, places[0] + column)
-            tile = int32(plan[3] + 1)
-            cuda.syncthreads()  # all in shared memory has been used: the next tile writes it
-        for h in range(int32(thread_here()), rows, THREADS):
-            at, now = places[1] + int64(h) * 2 * cuda.gridDim.x, int64(tile & 1) * rows + h
-            scratch[uint64(at)], scratch[uint64(at + 1)] = peaks[uint64(now)], totals[uint64(now)]
+            weigh(tile, work, factors, sums, words)
+            first = int32(first + keys)
+            if first < last:
+                cuda.syncthreads()  # the step's rows have been used: the next ones come there
+                bring(source, first, last, found, tile)
+        leave(sums, peaks, totals, warp, lane, rows, scratch, places, splits, words)
 
     return attend

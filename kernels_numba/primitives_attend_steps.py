@@ -1,245 +1,227 @@
-"""The steps of `primitives_attend`, each a device function made for a number of query rows: scores, weights, sums.
+"""The steps of `primitives_attend`, each a device function made for its sizes: scores, weights, sums.
 
-Indices into shared memory are i64 or unsigned sums of one variable part and constants: they fold into addresses, and
-there is no sign to look at. Loops over registers have constant bounds, so that they unroll and nothing is in memory.
+Indices into shared memory are unsigned sums of one variable part and constants, so that they fold into addresses.
+Loops over registers have constant bounds: they unroll, and nothing is in local memory.
 """
 
-import functools
 from types import SimpleNamespace
 
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, float32, int32, int64, uint16, uint32
 
-from kernels_numba.primitives import SIMULATED, WARP, exp, fma, load4, warp_max, warp_sum
-from kernels_numba.primitives_words import halves_of, load_row2, load_row4, store4, thread_here
+from kernels_numba.primitives import SIMULATED, exp, fma
+from kernels_numba.primitives_attend_copy import row_pitch
+from kernels_numba.primitives_mma import (
+    LANES,
+    THREADS,
+    WARPS,
+    get_float,
+    get_floats,
+    lanes_max,
+    load_keys,
+    load_left,
+    load_values,
+    multiply,
+    put_floats,
+    split_pair,
+)
 
-WARPS = 2 if SIMULATED else 8
-THREADS = WARPS * WARP
-KEYS = 4  # of a tile, a lane
-TILE = KEYS * WARP
-HALF, HALF_KEYS = TILE // 2, KEYS // 2
-PITCH = TILE + 1  # pieces of 16 bytes from one warp's part of a slab to the next: keeps copies off one bank
-KEY_WORDS = 4 * KEYS
-
-
-@cuda.jit(device=True, inline="always")
-def warp_and_lane():
-    """This thread's warp and lane."""
-    thread = thread_here()
-    return int64(thread // uint32(WARP)), int64(thread % uint32(WARP))
-
-
-@cuda.jit(device=True, inline="always")
-def group_and_column(columns):
-    """This thread's group of keys and the first of its 4 columns, of `columns`."""
-    thread = thread_here()
-    return int64(thread // uint32(columns // 4)), int64(thread % uint32(columns // 4)) * 4
+ROWS = 16  # query rows of a block
+TERMS = 3  # bf16 that make an f32
+FEWEST_KEYS = 16  # of a step
+MOST_KEY_WARPS = 1 if SIMULATED else 4  # more would leave a multiprocessor fewer blocks to hide waits with
+SHARED_BYTES = 48 * 1024 - 512  # of a step: what a plain launch may have, less the small arrays
 
 
-@cuda.jit(device=True, inline="always")
-def _load_f32(array, row, width, column, raw, at):
-    raw[at], raw[at + 1], raw[at + 2], raw[at + 3] = load_row4(array, row, width, column)
+def plan_of(key_width, row_width, half, key_warps):
+    """Sizes of a step of 16 * key_warps keys."""
+    keys, dim_warps = FEWEST_KEYS * key_warps, WARPS // key_warps
+    pitch, dim_steps = row_pitch(row_width, half), -(-key_width // 16)
+    work = max(2 * dim_warps * ROWS * (keys + 4), TERMS * ROWS * (keys + 8))
+    return SimpleNamespace(
+        keys=keys, dim_warps=dim_warps, pitch=pitch, dim_steps=dim_steps, own_steps=-(-dim_steps // dim_warps),
+        work=work, shared_bytes=keys * pitch * (2 if half else 4) + 2 * work,
+    )  # fmt: skip
 
 
-@cuda.jit(device=True, inline="always")
-def _load_bf16(array, row, width, column, raw, at):
-    raw[at], raw[at + 1] = load_row2(array, row, width, column)
+def pairs_of_warp(columns):
+    """Pairs of 8 columns of values that a warp sums."""
+    return -(-columns // (16 * WARPS))
 
 
-@cuda.jit(device=True, inline="always")
-def _columns_f32(raw, at):
-    return raw[at], raw[at + 1], raw[at + 2], raw[at + 3]
+def key_warps_for(key_width, row_width, half):
+    """The key_warps of the largest step that fits into shared memory; 0 when none does."""
+    fitting = (warps for warps in (4, 2, 1) if warps <= MOST_KEY_WARPS)
+    sizes = {warps: plan_of(key_width, row_width, half, warps).shared_bytes for warps in fitting}
+    return next((warps for warps, size in sizes.items() if size <= SHARED_BYTES), 0)
 
 
-@cuda.jit(device=True, inline="always")
-def _columns_bf16(raw, at):
-    a, b = halves_of(raw[at])
-    c, d = halves_of(raw[at + 1])
-    return a, b, c, d
+def options_for(key_width, columns, row_width, half):
+    """What cuda.jit is told: two blocks a multiprocessor, 128 registers a thread, where they are enough."""
+    plan = plan_of(key_width, row_width, half, key_warps_for(key_width, row_width, half))
+    held = 4 * plan.own_steps * (1 if half else TERMS) + 8 * pairs_of_warp(columns)  # queries and sums
+    return {} if SIMULATED else {"launch_bounds": (THREADS, 2 if held <= 80 else 1)}
 
 
-@functools.cache
-def format_of(half):
-    """What differs between f32 and bf16 (`half`).
-
-    dims: elements in 16 bytes; words: of 4 columns; load(array, row, width, column, raw, at) gets 4 columns of a row as
-    words; columns(raw, at) makes 4 f32 of them.
-    """
+def make_loads(half, pitch):
+    """(keys, values): each (tile, at, held) loads the right fragments of 16 x 16 elements, 4 words for each term."""
     if half:
-        return SimpleNamespace(dims=8, words=2, load=_load_bf16, columns=_columns_bf16)
-    return SimpleNamespace(dims=4, words=4, load=_load_f32, columns=_columns_f32)
+
+        @cuda.jit(device=True, inline="always")
+        def keys(tile, at, held):
+            load_keys(tile, at, pitch, held, 0)
+
+        @cuda.jit(device=True, inline="always")
+        def values(tile, at, held):
+            load_values(tile, at, pitch, held, 0)
+
+        return keys, values
+
+    @cuda.jit(device=True, inline="always")
+    def split_keys(tile, at, held):
+        lane = uint32(cuda.threadIdx.x) % uint32(LANES)
+        at += int64(uint32(lane // uint32(4) * uint32(pitch) + lane % uint32(4) * uint32(2)))
+        for n in range(2):
+            for side in range(2):
+                a, b = get_floats(tile, at + (8 * n * pitch + 8 * side))
+                split_pair(a, b, held, 2 * n + side, 4)
+
+    @cuda.jit(device=True, inline="always")
+    def split_values(tile, at, held):
+        lane = uint32(cuda.threadIdx.x) % uint32(LANES)
+        at += int64(uint32(lane % uint32(4) * uint32(2 * pitch) + lane // uint32(4)))
+        for n in range(2):
+            for side in range(2):
+                place = at + (8 * side * pitch + 8 * n)
+                split_pair(tile[place], tile[place + pitch], held, 2 * n + side, 4)
+
+    return split_keys, split_values
 
 
-@functools.cache
-def make_score(rows, half):
-    """score(stage, at, queries, query_at, scores): add the products of a 16-byte piece of each of a lane's keys.
+def make_score(plan, terms, load):
+    """score(tile, key_warp, dim_warp, queries, work, words): leave a warp's part of 16 x 16 scores in `work`.
 
-    Key j's piece stands at stage[at + 4 * WARP * j], query h's at queries[query_at + h * WARPS * dims]; its score is
-    scores[h * KEYS + j].
+    `work` is here f32 [dim_warps, ROWS, keys + 4]. Products of the low terms have sums of their own.
     """
-    form, pitch = format_of(half), WARPS * format_of(half).dims
-    parts, words, columns = form.dims // 4, form.words, form.columns
+    own, pitch, dim_warps, dim_steps = plan.own_steps, plan.pitch, plan.dim_warps, plan.dim_steps
+    even, held, part_pitch = own * dim_warps == dim_steps, 4 * terms, plan.keys + 4
 
-    @cuda.jit(device=True)
-    def score(stage, at, queries, query_at, scores):
-        pieces, keys = cuda.local.array(KEY_WORDS, float32), cuda.local.array(KEY_WORDS, float32)
-        for j in range(KEYS):
-            i = 4 * j
-            pieces[i], pieces[i + 1], pieces[i + 2], pieces[i + 3] = load4(stage, at + 4 * WARP * j)
-        for part in range(parts):
-            for j in range(KEYS):
-                i = 4 * j
-                keys[i], keys[i + 1], keys[i + 2], keys[i + 3] = columns(pieces, i + words * part)
-            for h in range(rows):
-                a, b, c, d = load4(queries, query_at + (h * pitch + 4 * part))
-                for j in range(KEYS):
-                    total = fma(a, keys[4 * j], scores[h * KEYS + j])
-                    total = fma(b, keys[4 * j + 1], total)
-                    total = fma(c, keys[4 * j + 2], total)
-                    scores[h * KEYS + j] = fma(d, keys[4 * j + 3], total)
+    @cuda.jit(device=True, inline="always")
+    def score(tile, key_warp, dim_warp, queries, work, words):
+        right = cuda.local.array(held, uint32)
+        large, small = cuda.local.array(8, float32), cuda.local.array(8, float32)
+        for i in range(8):
+            large[i], small[i] = float32(0), float32(0)
+        for k in range(own):
+            step = k * dim_warps + dim_warp
+            if not even:  # a step behind the last: its queries are zeros
+                step = min(step, int32(dim_steps - 1))
+            load(tile, int64(uint32(key_warp * 16 * pitch + step * 16)), right)
+            multiply(queries, 4 * k, right, 0, large, 0, words)
+            for low in range(1, terms):
+                for i in range(terms):
+                    for j in range(terms):
+                        if i + j == low:
+                            multiply(queries, 4 * (i * own + k), right, 4 * j, small, 0, words)
+        lane = uint32(cuda.threadIdx.x) % uint32(LANES)
+        row = uint32(dim_warp * ROWS) + lane // uint32(4)
+        at = int64(
+            uint32(2) * (row * uint32(part_pitch) + uint32(key_warp * 16) + lane % uint32(4) * uint32(2))
+        )
+        for n in range(2):
+            for side in range(2):
+                i = 4 * n + 2 * side
+                put_floats(
+                    work,
+                    at + (16 * n + 16 * side * part_pitch),
+                    large[i] + small[i],
+                    large[i + 1] + small[i + 1],
+                )
 
     return score
 
 
-@functools.cache
-def _make_gather(rows, parts, side):
-    """gather(..): add the `parts` of the scores of one half (`side`) of the keys, into mine[o * KEYS + j]."""
-    owned = -(-rows // WARPS)
+def make_soften(plan):
+    """soften(work, scale, count, peaks, totals, factors, words): weights of the scores of a step's first `count` keys.
 
-    @cuda.jit(device=True)
-    def gather(scores, scale, stage, warp, lane, mine):
-        if warp < parts:
-            at = warp * (rows * HALF) + lane
-            for h in range(rows):
-                for j in range(HALF_KEYS):
-                    stage[uint64(at + (h * HALF + j * WARP))] = scores[h * KEYS + side * HALF_KEYS + j]
-        cuda.syncthreads()  # all parts are there
-        at = warp * HALF + lane
-        for o in range(owned):
-            for j in range(HALF_KEYS):
-                total = float32(0)
-                if warp + o * WARPS < rows:
-                    for part in range(parts):
-                        total += stage[uint64(at + ((part * rows + o * WARPS) * HALF + j * WARP))]
-                mine[o * KEYS + side * HALF_KEYS + j] = total * scale
-
-    return gather
-
-
-@functools.cache
-def make_soften(rows, parts):
-    """soften(..): make weights, shared [TILE, rows + 4], of the scores of a tile's first `count` keys; 0 behind them.
-
-    Warp w looks after rows w, w + WARPS, ..: their running peaks and totals go from [old + h] to [rows - old + h],
-    `old` being 0 or `rows`, and factors[h] is what the sums of earlier tiles shrink by.
+    They take the scores' place in `work`, as u16 [TERMS, ROWS, keys + 8]. factors[h] is what sums until now shrink by.
     """
-    owned, kept, pitch = -(-rows // WARPS), -(-rows // WARPS) * KEYS, rows + 4
-    first_half, second_half = _make_gather(rows, parts, 0), _make_gather(rows, parts, 1)
+    keys, dim_warps, part_pitch, pitch = plan.keys, plan.dim_warps, plan.keys + 4, plan.keys + 8
+    rows, turns = ROWS // WARPS, -(-plan.keys // LANES)
+    held, full = rows * turns, plan.keys % LANES == 0
 
-    @cuda.jit(device=True)
-    def soften(scores, scale, count, stage, weights, factors, peaks, totals, old, lanes):
-        warp, lane = warp_and_lane()
-        mine = cuda.local.array(kept, float32)
-        put = lane * pitch + warp
-        cuda.syncthreads()  # the last slab has been used
-        first_half(scores, scale, stage, warp, lane, mine)
-        cuda.syncthreads()  # half the scores have been read
-        second_half(scores, scale, stage, warp, lane, mine)
-        for o in range(owned):
-            owner = warp + o * WARPS < rows
-            at = min(warp + o * WARPS, int64(rows - 1))
-            best = float32(-float("inf"))
-            for j in range(KEYS):
-                if j * WARP + lane < count:
-                    best = max(best, mine[o * KEYS + j])
-            before = peaks[uint64(old + at)]
-            peak = max(before, warp_max(best, lanes))
+    @cuda.jit(device=True, inline="always")
+    def soften(work, scale, count, peaks, totals, factors, words):
+        mine, both = cuda.local.array(held, float32), cuda.local.array(TERMS, uint32)
+        bests = cuda.local.array(rows, float32)
+        thread = uint32(cuda.threadIdx.x)
+        warp, lane = thread // uint32(LANES), thread % uint32(LANES)
+        at = int64(uint32(2) * (warp * uint32(rows * part_pitch) + lane))
+        for o in range(rows):
+            for j in range(turns):
+                total = float32(0)
+                if full or lane < keys:
+                    for part in range(dim_warps):
+                        total += get_float(work, at + 2 * ((part * ROWS + o) * part_pitch + j * LANES))
+                mine[o * turns + j] = total * scale
+        for o in range(rows):
+            bests[o] = float32(-float("inf"))
+            for j in range(turns):
+                if j * LANES + lane < count:
+                    bests[o] = max(bests[o], mine[o * turns + j])
+        lanes_max(bests, rows, words)
+        cuda.syncthreads()  # all scores have been read
+        for o in range(rows):
+            before = peaks[o]
+            peak = max(before, bests[o])
             shrink = float32(1) if peak == before else exp(before - peak)
             total = float32(0)
-            for j in range(KEYS):
-                weight = exp(mine[o * KEYS + j] - peak) if j * WARP + lane < count else float32(0)
+            for j in range(turns):
+                weight = exp(mine[o * turns + j] - peak) if j * LANES + lane < count else float32(0)
+                mine[o * turns + j] = weight
                 total += weight
-                if owner:
-                    weights[uint64(put + (j * WARP * pitch + o * WARPS))] = weight
-            total = fma(totals[uint64(old + at)], shrink, warp_sum(total, lanes))
-            if owner and lane == 0:
-                factors[uint64(at)] = shrink
-                peaks[uint64(rows - old + at)], totals[uint64(rows - old + at)] = peak, total
+            peaks[o], totals[o] = peak, fma(totals[o], shrink, total)
+            if lane == 0:
+                factors[warp * uint32(rows) + uint32(o)] = shrink
+        at = int64(warp * uint32(rows * pitch) + lane)
+        for o in range(0, rows, 2):
+            for j in range(turns):
+                split_pair(mine[o * turns + j], mine[(o + 1) * turns + j], both, 0, 1)
+                if full or lane < keys:
+                    for t in range(TERMS):
+                        place = at + ((t * ROWS + o) * pitch + j * LANES)
+                        work[place] = uint16(both[t] & uint32(0xFFFF))
+                        work[place + pitch] = uint16(both[t] >> uint32(16))
 
     return soften
 
 
-def groups_of(columns):
-    """Groups of threads that share a tile's keys when a thread has 4 of `columns`: a power of two."""
-    groups = 1
-    while 2 * groups * (columns // 4) <= THREADS and 2 * groups <= TILE:
-        groups *= 2
-    return groups
+def make_weigh(plan, terms, value_at, columns, load):
+    """weigh(tile, work, factors, sums, words): shrink a warp's sums, then add weights times values."""
+    keys, pitch, weight_pitch = plan.keys, plan.pitch, plan.keys + 8
+    pairs, own = -(-columns // 16), pairs_of_warp(columns)
+    even, held_right, held_left, held_sums = pairs == own * WARPS, 4 * terms, 4 * TERMS, 8 * own
 
-
-def make_weigh(rows, half, columns, ahead, load_value):
-    """weigh(..): add weights x values of a group's keys below `count`, one by one, to sums[h * 4 + column].
-
-    `ahead` words of values are loaded before they are used.
-    """
-    words, columns_of, pitch = format_of(half).words, format_of(half).columns, rows + 4
-    group_keys, some = TILE // groups_of(columns), ahead // words
-
-    @cuda.jit(device=True)
-    def add_key(weights, weight_at, raw, at, sums):
-        a, b, c, d = columns_of(raw, at)
-        four = cuda.local.array(4, float32)
-        for h in range(0, rows, 4):
-            four[0], four[1], four[2], four[3] = load4(weights, weight_at + h)
-            for i in range(4):
-                weight, v = four[i], 4 * (h + i)
-                sums[v], sums[v + 1] = fma(weight, a, sums[v]), fma(weight, b, sums[v + 1])
-                sums[v + 2], sums[v + 3] = fma(weight, c, sums[v + 2]), fma(weight, d, sums[v + 3])
-
-    @cuda.jit(device=True)
-    def weigh(source, key_rows, group, column, count, weights, sums):
-        raw, coming = cuda.local.array(ahead, float32), cuda.local.array(ahead, float32)
-        key = int32(group * group_keys)
-        last = int32(min(count, key + group_keys))
-        for j in range(some):
-            load_value(source, key_rows[uint32(key + j)], column, coming, j * words)
-        while key + some <= last:
-            for i in range(ahead):
-                raw[i] = coming[i]
-            at = int64(uint32(key * pitch))
-            key = int32(key + some)
-            for j in range(some):  # past the last key these are row 0 or another group's, and not used
-                load_value(source, key_rows[uint32(key + j)], column, coming, j * words)
-            for j in range(some):
-                add_key(weights, at + j * pitch, raw, j * words, sums)
-        while key < last:
-            load_value(source, key_rows[uint32(key)], column, raw, 0)
-            add_key(weights, int64(uint32(key * pitch)), raw, 0, sums)
-            key = int32(key + 1)
+    @cuda.jit(device=True, inline="always")
+    def weigh(tile, work, factors, sums, words):
+        right, left = cuda.local.array(held_right, uint32), cuda.local.array(held_left, uint32)
+        thread = uint32(cuda.threadIdx.x)
+        warp, row = int32(thread // uint32(LANES)), thread % uint32(LANES) // uint32(4)
+        upper, lower = factors[row], factors[row + uint32(8)]
+        for i in range(0, held_sums, 4):
+            sums[i], sums[i + 1] = sums[i] * upper, sums[i + 1] * upper
+            sums[i + 2], sums[i + 3] = sums[i + 2] * lower, sums[i + 3] * lower
+        for step in range(keys // 16):
+            for t in range(TERMS):
+                load_left(work, int64(t * ROWS * weight_pitch + step * 16), weight_pitch, left, 4 * t)
+            for i in range(own):
+                pair = warp * own + i
+                if not even:  # a pair behind the last: its sums are not used
+                    pair = min(pair, int32(pairs - 1))
+                load(tile, int64(uint32(pair * 16)) + (value_at + step * 16 * pitch), right)
+                for low in range(TERMS - 1, -1, -1):
+                    for t in range(TERMS):
+                        for j in range(terms):
+                            if t + j == low:
+                                multiply(left, 4 * t, right, 4 * j, sums, 8 * i, words)
 
     return weigh
-
-
-@functools.cache
-def make_meet(rows, columns):
-    """meet(sums, group, column, stage): add the sums of all groups into group 0, in pairs, the far half first."""
-    groups, size = groups_of(columns), rows * columns
-
-    @cuda.jit(device=True)
-    def meet(sums, group, column, stage):
-        mine, half = group * size + column, int64(groups // 2)
-        while half > 0:
-            if group >= half and group < 2 * half:
-                for h in range(rows):
-                    at, i = mine - half * size + h * columns, 4 * h
-                    store4(stage, at, sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
-            cuda.syncthreads()  # the far half has given its sums
-            if group < half:
-                for h in range(rows):
-                    a, b, c, d = load4(stage, mine + h * columns)
-                    i = 4 * h
-                    sums[i], sums[i + 1] = sums[i] + a, sums[i + 1] + b
-                    sums[i + 2], sums[i + 3] = sums[i + 2] + c, sums[i + 3] + d
-            cuda.syncthreads()  # and they have been added
-            half //= 2
-
-    return meet

@@ -9,8 +9,10 @@ from support import random_tree
 
 from ddtree.tree import DraftTree
 from kernels_numba.attention import attention, attention_scratch
-from kernels_numba.primitives_attend_steps import WARPS
+from kernels_numba.primitives_attend_steps import key_warps_for, plan_of
 
+# A product of 16 dims on tensor cores may cut each of its 17 summands off at 2**-24 of the largest.
+PRODUCT_EPS = 9
 GUARD = 64  # elements behind outputs
 SEED = int(np.random.SeedSequence().entropy % 2**32)
 
@@ -99,7 +101,9 @@ def textbook(case, tree, queries, caches):
     """
     rounded = [bf16_values(bf16_bits(array)) if case.half else array for array in (*queries, *caches)]
     query, cache = (np.concatenate(rounded[i : i + 2], axis=-1) for i in (0, 2))
-    score_chain = -(-case.rank // (8 * WARPS)) * 8 - (-case.rope // (8 * WARPS)) * 8 + WARPS
+    width = case.rank + case.rope
+    plan = plan_of(width, width, case.half, key_warps_for(width, width, case.half))
+    score_chain = PRODUCT_EPS * plan.own_steps + plan.dim_warps
     out, allowed = np.empty((2, case.rows, case.heads, case.rank))
     for row in range(case.rows):
         seen = [*range(case.context_len), *(case.context_len + at for at in tree.path(row))]

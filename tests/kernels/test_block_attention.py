@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from compare_arrays import assert_close, assert_same_bits
+from kernels.attention_tree import PRODUCT_EPS
 from kernels.device import bf16_bits, bf16_values, poisoned, scalar, to_device, to_host
 from kernels.softmax import EPS, softmax_average
 
-from kernels_numba.attention_combine import MAX_SPLITS
+from kernels_numba.attention_combine import MAX_SPLITS, TILE
 from kernels_numba.block_attention import block_attention, block_attention_scratch
 from kernels_numba.checks import LaunchError
-from kernels_numba.primitives_attend_steps import TILE, WARPS
+from kernels_numba.primitives_attend_steps import key_warps_for, plan_of
 
 GUARD = 64  # elements behind outputs
 SEED = int(np.random.SeedSequence().entropy % 2**32)
@@ -127,7 +128,9 @@ def textbook(case, *arrays):
         bf16_values(bf16_bits(array)) if case.half else array for array in arrays
     )
     seen = slice(case.start, case.context_len)
-    chains = -(-case.dim // (8 * WARPS)) * 8 + WARPS, case.context_len - case.start + case.block + 8
+    widths = case.dim, -(-case.dim // 16) * 16 + case.dim
+    plan = plan_of(*widths, case.half, key_warps_for(*widths, case.half))
+    chains = PRODUCT_EPS * plan.own_steps + plan.dim_warps, case.context_len - case.start + case.block + 8
     out, allowed = np.empty((2, *query.shape))
     for head in range(case.heads):
         of = head // (case.heads // case.key_heads)
