@@ -135,18 +135,16 @@ if SIMULATED:
     @cuda.jit(device=True)
     def multiply(left, left_at, right, right_at, sums, at, words):
         mine = np.concatenate([left[left_at : left_at + 4], right[right_at : right_at + 4]])
-        halves = _exchange(mine, words).view(np.uint16).astype(np.uint32) << 16
-        groups = halves.view(np.float32).reshape(8, 4, 8, 2)  # lane // 4, lane % 4, word, half
-        a, b = np.zeros((16, 16)), np.zeros((16, 16))
-        for word in range(4):
-            a[word % 2 * 8 :, word // 2 * 8 :][:8, :8] = groups[:, :, word].reshape(8, 8)
-            b[word % 2 * 8 :, word // 2 * 8 :][:8, :8] = groups[:, :, 4 + word].reshape(8, 8).T
+        every = _exchange(mine, words).view(np.uint16).reshape(8, 4, 8, 2)  # lane // 4, lane % 4, word, half
         lane = int(cuda.threadIdx.x) % LANES
         row, column = lane // 4, lane % 4 * 2
-        with np.errstate(invalid="ignore"):
-            product = a[[row, row + 8]] @ b[:, [column, column + 1, column + 8, column + 9]]
-        for i in range(8):
-            sums[at + i] = np.float32(sums[at + i] + product[i // 2 % 2, i // 4 * 2 + i % 2])
+        of_row = every[row].transpose(1, 0, 2)[[0, 2, 1, 3]].reshape(2, 16)  # row, row + 8
+        of_columns = every[column : column + 2, :, 4:].transpose(2, 0, 1, 3).reshape(2, 2, 2, 8)
+        of_columns = of_columns.transpose(0, 2, 1, 3).reshape(4, 16)  # column, the next, column + 8, the next
+        a, b = ((bits.astype(np.uint32) << 16).view(np.float32) for bits in (of_row, of_columns))
+        with np.errstate(invalid="ignore", over="ignore"):
+            product = a.astype(np.float64) @ b.astype(np.float64).T
+            sums[at : at + 8] += product.reshape(2, 2, 2).transpose(1, 0, 2).ravel()
 
     @cuda.jit(device=True)
     def _over_lanes(values, count, words, combine):
