@@ -114,8 +114,7 @@ class HostRounds:
         engine, config = self.engine, self.config
         if max_depth == 0:
             return DraftTree.root_only(root), None
-        width = 1 if config.method == "chain" else config.budget
-        table = engine.draft(root, min(width, engine.config.vocab_size))
+        table = engine.draft(root, min(config.budget, engine.config.vocab_size))
         clock.stage("draft")
         build = SHAPES["chain" if config.method == "chain" else config.shape]
         tree = build(*table, config.budget, max_depth, root_token=root)
