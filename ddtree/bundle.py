@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -13,6 +14,7 @@ from ddtree.checkpoint_source import check_arrays
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import ConfigError, UsageError
 from ddtree.kdtr import KdtrFile
+from ddtree.weights import DrafterWeights, TargetWeights, load_drafter, load_target
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 DEFAULT_MODEL = DATA / "models" / "py12m"
@@ -39,6 +41,14 @@ class Bundle:
             kind: _sha256(Path(file.path))
             for kind, file in zip(("target", "drafter"), self.files, strict=False)
         }
+
+    def target_weights(self, num_positions: int, ops: Any) -> TargetWeights:
+        """The target's weights in `ops` memory, with rotary tables for `num_positions` positions."""
+        return load_target(self.target, self.config, num_positions, ops)
+
+    def drafter_weights(self, num_positions: int, ops: Any) -> DrafterWeights:
+        """The drafter's weights likewise; ask only where there is one."""
+        return load_drafter(self.drafter, self.drafter_config, num_positions, ops)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt; UsageError when it is no Unicode text, or the bundle carries no tokenizer."""

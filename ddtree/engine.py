@@ -18,7 +18,6 @@ from ddtree.ops import get_ops
 from ddtree.ops.graphs import GraphRunner
 from ddtree.sampling import choose_tokens
 from ddtree.tree import DraftTree
-from ddtree.weights import load_drafter, load_target
 
 PREFILL_CHUNK = 64  # rows a prompt goes through at once
 
@@ -61,12 +60,12 @@ class Engine:
         rows = max(max_budget + 1, prefill_chunk)
         drafter = bundle.drafter_config
         positions = self.max_context + (drafter.block_size if drafter else 0)
-        weights = load_target(bundle.target, self.config, positions, ops)
+        weights = bundle.target_weights(positions, ops)
         self.model = Model(self.config, weights, rows, drafter.target_layer_ids if drafter else (), ops)
         self.cache = LatentCache(self.config, self.max_context + rows, ops)
         self.drafter = None
         if drafter is not None:
-            drafter_weights = load_drafter(bundle.drafter, drafter, positions, ops)
+            drafter_weights = bundle.drafter_weights(positions, ops)
             self.drafter = Drafter(drafter, drafter_weights, self.cache.capacity, rows, ops)
         self.drafting = self.drafter is not None
         self.decodes_started = 0  # a decode that finds another number than its own has lost the cache

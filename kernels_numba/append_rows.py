@@ -5,13 +5,13 @@ import functools
 from numba import cuda, int32, int64, types
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, float_to_bf16
+from kernels_numba.primitives import SIMULATED, device_function, float_to_bf16
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 128
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _as_is(value):
     return value
 

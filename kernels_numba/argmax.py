@@ -7,7 +7,14 @@ finite value. Maxima do not depend on their order: a row may be cut among blocks
 from numba import cuda, int32, types, uint32, uint64
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, WARP, bits_from_float, index_of_key, order_key
+from kernels_numba.primitives import (
+    SIMULATED,
+    WARP,
+    bits_from_float,
+    device_function,
+    index_of_key,
+    order_key,
+)
 from kernels_numba.primitives_block import MAX_THREADS, block_max_u64
 from kernels_numba.registry import KernelSpec
 
@@ -20,7 +27,7 @@ TARGET_BLOCKS = 6 if SIMULATED else 132 * 8  # rows x parts that fill the card
 NAN_SHIFT, FINITE_SHIFT, FIELD = 21, 42, (1 << 21) - 1
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def kind(value):
     """1 for a NaN, 2 for a finite value, 0 for an infinity."""
     magnitude = uint32(bits_from_float(value)) & uint32(0x7FFFFFFF)
@@ -29,7 +36,7 @@ def kind(value):
     return int32(2) if magnitude < uint32(0x7F800000) else int32(0)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def scan(logits, row, first, step, scratch, partials):
     """Greatest order_key and kinds (bits) of logits[row, first::step], over the block: (key, any NaN, any finite)."""
     vocab = int32(logits.shape[1])

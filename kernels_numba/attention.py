@@ -19,7 +19,7 @@ from numba import cuda, float32, int32, int64, types, uint32
 
 from kernels_numba.attention_combine import combine_rows, keys_of_row, keys_of_split, scratch_size, splits_for
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives import SIMULATED, device_function
 from kernels_numba.primitives_attend import make_attend, stats_place, sums_place
 from kernels_numba.primitives_attend_copy import NO_ROW, make_copies
 from kernels_numba.primitives_attend_steps import ROWS, key_warps_for, options_for, plan_of
@@ -40,7 +40,7 @@ def _source_ops(rank, rope, half, keys):
         tail.found,
     )
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def find_row(source, position, last):
         """The cache row of a position; 0, which is memory, where a lineage points out of the cache."""
         if position >= last:
@@ -50,7 +50,7 @@ def _source_ops(rank, rope, half, keys):
             found = int32(context + source[4][uint32(source[5]), uint32(position - context)])
         return found if uint32(found) < uint32(source[2].shape[0] // rank) else int32(0)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def bring(source, first, last, found, tile):
         latents, ropes, stop = source[2], source[3], int32(first + keys)
         if (
@@ -65,7 +65,7 @@ def _source_ops(rank, rope, half, keys):
             copy_found_latents(latents, source[0], found, tile)
             copy_found_ropes(ropes, source[0], found, tile)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def query_pair(source, h, dim, low, stop):
         pair = int64(source[7] + h)
         if stop <= rank:

@@ -16,7 +16,17 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, int64, types
 
-from kernels_numba.primitives import SIMULATED, WARP, exp, fma, load4, store4, warp_max, warp_sum
+from kernels_numba.primitives import (
+    SIMULATED,
+    WARP,
+    device_function,
+    exp,
+    fma,
+    load4,
+    store4,
+    warp_max,
+    warp_sum,
+)
 from kernels_numba.primitives_attend import stats_place, sums_place
 from kernels_numba.primitives_mma import ALIGN
 from kernels_numba.registry import KernelSpec
@@ -40,14 +50,14 @@ def scratch_size(slots, width, keys):
     return slots * splits_for(keys) * (width + 2)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def tiles_of(num_keys):
     """(tiles, tiles of a split) of a row that sees that many keys."""
     tiles = (num_keys + int32(TILE - 1)) // int32(TILE)
     return tiles, (tiles + int32(MAX_SPLITS - 1)) // int32(MAX_SPLITS)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def keys_of_split(num_keys, split):
     """(first, last + 1) of the positions of a split of a row that sees that many keys; none where last <= first."""
     span = int32(tiles_of(num_keys)[1] * int32(TILE))
@@ -55,7 +65,7 @@ def keys_of_split(num_keys, split):
     return first, int32(min(int32(first + span), num_keys))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def keys_of_row(row, lineage, depths, context_len):
     """How many positions a row sees: up to its own; a padding row (lineage -1 at its own depth) the context alone."""
     depth, context = depths[row], context_len[0]
@@ -73,7 +83,7 @@ def make_combine(turns):
     """combine(slot, slots, width, num_keys, splits, scratch, out, at) for up to turns * WARPS splits."""
     held_values, looks = 4 * turns, -(-min(MAX_SPLITS, turns * WARPS) // WARP)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def combine(slot, slots, width, num_keys, splits, scratch, out, at):
         """out[at + column] = the average of a slot that sees num_keys keys, 0 where none, for this block's columns."""
         shares = cuda.shared.array(MAX_SPLITS, float32)

@@ -26,7 +26,7 @@ from kernels_numba.attention_combine import (
 )
 from kernels_numba.attention_combine import THREADS as COMBINE_THREADS
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives import SIMULATED, device_function
 from kernels_numba.primitives_attend import make_attend, stats_place, sums_place
 from kernels_numba.primitives_attend_copy import NO_ROW, make_copies
 from kernels_numba.primitives_attend_steps import ROWS, key_warps_for, options_for, plan_of
@@ -36,7 +36,7 @@ from kernels_numba.registry import KernelSpec
 MULTIPLE = 8  # of a head's width: rows are read 16 bytes at a time
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def window_of(context_len, capacity, window):
     """(start, length) of the context that a block sees; window 0 is all of it."""
     context = min(max(context_len[0], int32(0)), capacity)
@@ -62,7 +62,7 @@ def _source_ops(dim, sharing, half, keys):
     copy_keys, copy_found_keys = of_keys.plain, of_keys.found
     copy_values, copy_found_values = of_values.plain, of_values.found
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def bring(source, first, last, found, tile):
         start, context = window_of(source[5], source[6], source[7])
         head, heads, stop = source[9], source[10], int32(first + keys)
@@ -83,7 +83,7 @@ def _source_ops(dim, sharing, half, keys):
             copy_found_keys(source[1], source[3], found, tile)
             copy_found_values(source[2], source[4], found, tile)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def query_pair(source, h, dim_at, low, stop):
         row = uint32(source[11] + h)
         pair = int64(row // uint32(sharing)) * source[8] + int64(source[9] * sharing + row % uint32(sharing))

@@ -15,7 +15,7 @@ from numba import cuda, float32, int32, int64, types, uint32
 
 from kernels_numba.checks import check, require
 from kernels_numba.experts_plan import MAX_CHOSEN, PLAN_THREADS, plan_kernel, plan_size
-from kernels_numba.primitives import SIMULATED, WARP, exp
+from kernels_numba.primitives import SIMULATED, WARP, device_function, exp
 from kernels_numba.primitives_dot import (
     RAGGED_ROWS,
     SCRATCH,
@@ -33,7 +33,7 @@ COMBINE_THREADS = 8 if SIMULATED else 256
 COMBINE_BLOCKS = 1 if SIMULATED else 64  # a row, at most
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _column_offsets(first_column, width, length, columns, column_at):
     """Where the tile's columns start in a weight [width, length]; columns past the last repeat it."""
     for c in range(columns):

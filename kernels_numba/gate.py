@@ -12,7 +12,7 @@ import numpy as np
 from numba import cuda, float32, int32, types, uint32, uint64
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import WARP, exp, index_of_key, order_key, warp_max, warp_sum
+from kernels_numba.primitives import WARP, device_function, exp, index_of_key, order_key, warp_max, warp_sum
 from kernels_numba.primitives_select import value_of_key, warp_greatest
 from kernels_numba.registry import KernelSpec
 
@@ -21,7 +21,7 @@ MAX_EXPERTS = 512
 METHODS = ("noaux_tc", "greedy", "group_limited_greedy")
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _softmax(scores, num_experts, lane, scratch):
     """scores = softmax(scores) over a shared row of num_experts; each lane keeps to its own elements."""
     most = float32(-np.inf)
@@ -38,7 +38,7 @@ def _softmax(scores, num_experts, lane, scratch):
         scores[expert] = scores[expert] / total
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _take(keys, count, lane, scratch):
     """The index of the greatest of `count` shared keys, whose key becomes 0; only its own lane touches a key."""
     best = uint64(0)
@@ -50,7 +50,7 @@ def _take(keys, count, lane, scratch):
     return index
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _rank_groups(keys, num_groups, size, two_best, lane, group_keys):
     """group_keys[g] = the order key of group g's strength: its best, or the sum of its two best."""
     for group in range(lane, num_groups, WARP):

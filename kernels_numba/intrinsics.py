@@ -83,7 +83,7 @@ def _load_words(typing_context, array, index):
     return signature, _wide_load(ir.VectorType(ir.IntType(32), 4), 4)
 
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True, forceinline=True)
 def load8(array, index):
     """Eight bf16 at array[index] as f32, 16-byte aligned; the low half of a word is the earlier element."""
     a, b, c, d = _load_words(array, index)

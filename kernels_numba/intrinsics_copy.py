@@ -1,9 +1,8 @@
 """Sixteen raw bytes to registers and back, for the GPU and for the simulator, whatever the array holds."""
 
 import numpy as np
-from numba import cuda
 
-from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives import SIMULATED, device_function
 
 if SIMULATED:
 
@@ -52,25 +51,25 @@ else:
         return types.void(array, types.int64, types.UniTuple(types.uint32, 4)), build
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def fetch16(array, index, held, at):
     """held[at : at + 4], u32 in registers, = the 16 bytes at a flat array's [index], 16-byte aligned."""
     held[at], held[at + 1], held[at + 2], held[at + 3] = load16(array, index)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def put16(array, index, held, at):
     """The 16 bytes at a flat array's [index], 16-byte aligned, = held[at : at + 4]."""
     store16(array, index, (held[at], held[at + 1], held[at + 2], held[at + 3]))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def fetch1(array, index, held, at):
     """held[at] = array[index]."""
     held[at] = array[index]
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def put1(array, index, held, at):
     """array[index] = held[at]."""
     array[index] = held[at]

@@ -1,10 +1,11 @@
 """GPU primitives of matrix products: 16-byte loads of f32 and bf16, rounding to bf16. Not imported in the simulator."""
 
 from llvmlite import ir
-from numba import cuda, types, uint32
+from numba import types, uint32
 from numba.cuda.extending import intrinsic
 
 from kernels_numba.intrinsics import float_from_bits
+from kernels_numba.primitives import device_function
 
 # The address space: a pointer that is one array's or another's would be loaded from as a generic one.
 GLOBAL = 1
@@ -51,13 +52,13 @@ def _pack_bf16(typing_context, high, low):
     return types.uint32(types.float32, types.float32), build
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def unpack_pair(word):
     """The two bf16 in a u32 as f32, the low half first."""
     return float_from_bits(uint32(word << uint32(16))), float_from_bits(uint32(word & uint32(0xFFFF0000)))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def round_pair(a, b):
     """(a, b), f32, each rounded to a value that bf16 holds, nearest even."""
     return unpack_pair(_pack_bf16(b, a))

@@ -9,12 +9,12 @@ import math
 from numba import cuda, float32, int64, types
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import fma, load4, store4
+from kernels_numba.primitives import device_function, fma, load4, store4
 from kernels_numba.primitives_block import MAX_THREADS, WARP, block_sum, threads_for
 from kernels_numba.registry import KernelSpec
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def sum_of_squares(x, start, width, scratch, partials):
     """sum(x[start : start + width]^2) over a flat array, in every thread of the block."""
     total = float32(0)
@@ -24,7 +24,7 @@ def sum_of_squares(x, start, width, scratch, partials):
     return block_sum(total, scratch, partials)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def sum_of_squares4(x, start, width, scratch, partials):
     """The same in 16-byte accesses; start and width are multiples of 4."""
     total = float32(0)
@@ -37,7 +37,7 @@ def sum_of_squares4(x, start, width, scratch, partials):
     return block_sum(total, scratch, partials)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def inverse_rms(total, width, eps):
     """1 / sqrt(total / width + eps)."""
     return float32(1) / float32(math.sqrt(float32(total / float32(width)) + eps))

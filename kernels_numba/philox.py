@@ -7,7 +7,7 @@ A round: (x0, x1, x2, x3) <- (hi(x2 * M1) ^ x1 ^ k0, lo(x2 * M1), hi(x0 * M0) ^ 
 from numba import cuda, int32, types, uint32, uint64
 
 from kernels_numba.checks import check
-from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives import SIMULATED, device_function
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 128
@@ -17,7 +17,7 @@ NUM_ROUNDS = 10
 WORD = 0xFFFFFFFF
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def philox4x32_10_words(x0, x1, x2, x3, key0, key1):
     """The four random words of a counter under a key, all u32."""
     x0, x1, x2, x3 = uint64(x0), uint64(x1), uint64(x2), uint64(x3)
@@ -32,7 +32,7 @@ def philox4x32_10_words(x0, x1, x2, x3, key0, key1):
     return uint32(x0), uint32(x1), uint32(x2), uint32(x3)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def uniform24(position, sequence, seed_low, seed_high):
     """The uniform number of a position as u32: u = uniform24 / 2^24, from counter (position, sequence, 0, 0)."""
     word, _, _, _ = philox4x32_10_words(position, sequence, uint32(0), uint32(0), seed_low, seed_high)

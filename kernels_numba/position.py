@@ -12,7 +12,7 @@ from numba import cuda, float32, int32, int64, types
 
 from kernels_numba.checks import check, require
 from kernels_numba.norm import inverse_rms, is_wide, norm_threads, sum_of_squares, sum_of_squares4
-from kernels_numba.primitives import SIMULATED, WARP, float_to_bf16, fma
+from kernels_numba.primitives import SIMULATED, WARP, device_function, float_to_bf16, fma
 from kernels_numba.primitives_block import MAX_THREADS
 from kernels_numba.registry import KernelSpec
 
@@ -20,19 +20,19 @@ THREADS = 8 if SIMULATED else 256
 CACHE_DTYPES = ("float32", "uint16")
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def as_is(value):
     """What an f32 cache stores."""
     return value
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def position_of(row, depths, context_len, cos):
     """The row's position, kept inside the tables."""
     return min(max(int64(context_len[0]) + depths[row], int64(0)), int64(cos.shape[0] - 1))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def turn(first, second, c, s):
     """The pair (first, second) turned by the angle of cosine c and sine s."""
     return fma(first, c, -(second * s)), fma(second, c, first * s)

@@ -19,6 +19,7 @@ __all__ = [
     "WARP",
     "bf16_to_float",
     "bits_from_float",
+    "device_function",
     "exp",
     "float_from_bits",
     "float_to_bf16",
@@ -37,6 +38,15 @@ __all__ = [
 SIMULATED = bool(config.ENABLE_CUDASIM)
 WARP = 4 if SIMULATED else 32
 FULL = 0xFFFFFFFF
+
+
+def device_function(function):
+    """The decorator of functions that kernels call: inlined always, and by LLVM.
+
+    Numba's own inline="always" types every copy anew: `sample` took 25 s to compile, for the same machine code.
+    """
+    return cuda.jit(function, device=True, **({} if SIMULATED else {"forceinline": True}))
+
 
 if SIMULATED:
     import kernels_numba.primitives_simulator  # noqa: F401  shared arrays that are shared
@@ -108,11 +118,11 @@ else:
         store4,
     )
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def exp(value):
         return math.exp(value)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_sum(value, scratch):
         offset = int32(WARP // 2)
         while offset > 0:
@@ -120,7 +130,7 @@ else:
             offset >>= int32(1)
         return value
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_max(value, scratch):
         offset = int32(WARP // 2)
         while offset > 0:
@@ -128,7 +138,7 @@ else:
             offset >>= int32(1)
         return value
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_max_u64(value, scratch):
         offset = int32(WARP // 2)
         while offset > 0:  # Numba shuffles signed integers alone; the bits are the same
@@ -136,7 +146,7 @@ else:
             offset >>= int32(1)
         return value
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_sum_i32(value, scratch):
         offset = int32(WARP // 2)
         while offset > 0:
@@ -145,13 +155,13 @@ else:
         return value
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def bf16_to_float(bits):
     """The f32 value of bf16 bits (u16)."""
     return float_from_bits(uint32(uint32(bits) << uint32(16)))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def float_to_bf16(value):
     """An f32 rounded to bf16, nearest even, as u16 bits; a NaN stays a NaN."""
     bits = uint32(bits_from_float(value))
@@ -161,7 +171,7 @@ def float_to_bf16(value):
     return uint16((uint64(bits) + uint64(bias)) >> uint64(16))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def order_key(value, index):
     """A u64 that is greater for a greater f32, and for the lower index among equals; NaN counts as -inf.
 
@@ -177,7 +187,7 @@ def order_key(value, index):
     return (uint64(ordered) << uint64(32)) | uint64(uint32(0xFFFFFFFF) - uint32(index))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def index_of_key(key):
     """The index inside an `order_key`, as i32."""
     return int32(uint32(0xFFFFFFFF) - uint32(key & uint64(0xFFFFFFFF)))

@@ -15,6 +15,7 @@ The order of every sum depends on positions and widths alone. What lies behind t
 
 from numba import cuda, float32, int32, int64, uint16, uint32
 
+from kernels_numba.primitives import device_function
 from kernels_numba.primitives_attend_steps import (
     ROWS,
     TERMS,
@@ -40,13 +41,13 @@ from kernels_numba.primitives_mma import (
 )
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def sums_place(slot, split, splits, width):
     """Where in scratch the sums of a slot's split stand."""
     return (int64(slot) * splits + split) * width
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def stats_place(slot, slots, split, splits, width):
     """Where in scratch the peak of a slot's split stands, and its total behind it."""
     return (int64(slots) * width + 2 * int64(slot)) * splits + 2 * split
@@ -74,7 +75,7 @@ def make_attend(key_width, value_at, columns, row_width, half, key_warps, ops):
     tail, pitch = key_width % 16, plan.pitch
     piece, cell = (8, uint16) if half else (4, float32)  # elements of 16 bytes
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load_queries(source, rows, dim_warp, lane, queries):
         for side in range(2):
             h = min(int32(lane // 4 + 8 * side), int32(rows - 1))
@@ -88,7 +89,7 @@ def make_attend(key_width, value_at, columns, row_width, half, key_warps, ops):
                     else:
                         split_pair(a, b, queries, 4 * k + 2 * i + side, 4 * own_steps)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def leave(sums, peaks, totals, warp, lane, rows, scratch, places, splits, words):
         for side in range(2):
             h = lane // 4 + 8 * side

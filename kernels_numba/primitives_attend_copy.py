@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from numba import cuda, int32, int64, uint32
 
-from kernels_numba.primitives import load4
+from kernels_numba.primitives import device_function, load4
 from kernels_numba.primitives_mma import (
     THREADS,
     copy_or_zero,
@@ -35,7 +35,7 @@ def make_copies(keys, row_width, half, width, offset):
     regular = THREADS % pieces == 0
     turns = -(-count // THREADS) if regular else 0
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def plain(cache, index, stride, tile):
         if regular:
             thread = uint32(cuda.threadIdx.x)
@@ -51,7 +51,7 @@ def make_copies(keys, row_width, half, width, offset):
                 at = int64(uint32(key * uint32(pitch) + piece * uint32(dims) + uint32(offset)))
                 copy_piece(tile, at, cache, index + int64(key) * stride + int64(uint32(piece * uint32(dims))))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def copy_own(own, index, tile, at):
         if half:
             a, b, c, d = load4(own, index)
@@ -60,7 +60,7 @@ def make_copies(keys, row_width, half, width, offset):
         else:
             copy_piece(tile, at, own, index)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def found(cache, own, rows, tile):
         for i in range(thread_here(), int32(count), int32(THREADS)):
             key, piece = uint32(uint32(i) // uint32(pieces)), uint32(uint32(i) % uint32(pieces))

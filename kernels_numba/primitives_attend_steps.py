@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from numba import cuda, float32, int32, int64, uint16, uint32
 
-from kernels_numba.primitives import SIMULATED, exp, fma
+from kernels_numba.primitives import SIMULATED, device_function, exp, fma
 from kernels_numba.primitives_attend_copy import row_pitch
 from kernels_numba.primitives_mma import (
     LANES,
@@ -66,17 +66,17 @@ def make_loads(half, pitch):
     """(keys, values): each (tile, at, held) loads the right fragments of 16 x 16 elements, 4 words for each term."""
     if half:
 
-        @cuda.jit(device=True, inline="always")
+        @device_function
         def keys(tile, at, held):
             load_keys(tile, at, pitch, held, 0)
 
-        @cuda.jit(device=True, inline="always")
+        @device_function
         def values(tile, at, held):
             load_values(tile, at, pitch, held, 0)
 
         return keys, values
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def split_keys(tile, at, held):
         lane = uint32(cuda.threadIdx.x) % uint32(LANES)
         at += int64(uint32(lane // uint32(4) * uint32(pitch) + lane % uint32(4) * uint32(2)))
@@ -85,7 +85,7 @@ def make_loads(half, pitch):
                 a, b = get_floats(tile, at + (8 * n * pitch + 8 * side))
                 split_pair(a, b, held, 2 * n + side, 4)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def split_values(tile, at, held):
         lane = uint32(cuda.threadIdx.x) % uint32(LANES)
         at += int64(uint32(lane % uint32(4) * uint32(2 * pitch) + lane // uint32(4)))
@@ -105,7 +105,7 @@ def make_score(plan, terms, load):
     own, pitch, dim_warps, dim_steps = plan.own_steps, plan.pitch, plan.dim_warps, plan.dim_steps
     even, held, part_pitch = own * dim_warps == dim_steps, 4 * terms, plan.keys + 4
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def score(tile, key_warp, dim_warp, queries, work, words):
         right = cuda.local.array(held, uint32)
         large, small = cuda.local.array(8, float32), cuda.local.array(8, float32)
@@ -149,7 +149,7 @@ def make_soften(plan):
     rows, turns = ROWS // WARPS, -(-plan.keys // LANES)
     held, full = rows * turns, plan.keys % LANES == 0
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def soften(work, scale, count, peaks, totals, factors, words):
         mine, both = cuda.local.array(held, float32), cuda.local.array(TERMS, uint32)
         bests = cuda.local.array(rows, float32)
@@ -201,7 +201,7 @@ def make_weigh(plan, terms, value_at, columns, load):
     pairs, own = -(-columns // 16), pairs_of_warp(columns)
     even, held_right, held_left, held_sums = pairs == own * WARPS, 4 * terms, 4 * TERMS, 8 * own
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def weigh(tile, work, factors, sums, words):
         right, left = cuda.local.array(held_right, uint32), cuda.local.array(held_left, uint32)
         thread = uint32(cuda.threadIdx.x)

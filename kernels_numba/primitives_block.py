@@ -7,7 +7,7 @@ array of WARP slots. Both have 8-byte slots where the name says u64.
 
 from numba import cuda, float32, int32, int64, uint64
 
-from kernels_numba.primitives import FULL, SIMULATED, WARP, warp_max_u64, warp_sum
+from kernels_numba.primitives import FULL, SIMULATED, WARP, device_function, warp_max_u64, warp_sum
 
 MAX_THREADS = WARP * WARP  # 1024 on the GPU, 16 in the simulator
 
@@ -31,7 +31,7 @@ if SIMULATED:
 
 else:  # numba-cuda shuffles signed integers alone
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_sum_u64(value, scratch):
         offset = int32(WARP // 2)
         while offset > 0:
@@ -39,7 +39,7 @@ else:  # numba-cuda shuffles signed integers alone
             offset >>= int32(1)
         return value
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_scan_u64(value, scratch):
         lane, offset = cuda.threadIdx.x % WARP, int32(1)
         while offset < WARP:
@@ -55,7 +55,7 @@ def threads_for(units):
     return max(1, -(-units // (pieces * WARP))) * WARP
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def block_sum(value, scratch, partials):
     """The sum over the block of an f32, the same bits in every thread, in an order that the block's size fixes."""
     value = warp_sum(value, scratch)
@@ -68,7 +68,7 @@ def block_sum(value, scratch, partials):
     return warp_sum(value, scratch)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def block_max_u64(value, scratch, partials):
     """The maximum over the block of a u64, in every thread."""
     value = warp_max_u64(value, scratch)
@@ -81,7 +81,7 @@ def block_max_u64(value, scratch, partials):
     return warp_max_u64(value, scratch)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def block_scan_u64(value, scratch, partials):
     """The sum of a u64 over this thread of the block and those before it."""
     value = warp_scan_u64(value, scratch)

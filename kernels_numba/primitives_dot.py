@@ -22,6 +22,7 @@ from kernels_numba.primitives import (
     SIMULATED,
     WARP,
     bf16_to_float,
+    device_function,
     float_from_bits,
     float_to_bf16,
     fma,
@@ -78,18 +79,18 @@ if SIMULATED:
 else:
     from kernels_numba.intrinsics_dot import load_floats, load_words, round_pair, unpack_pair
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def exchange(values, count, offset, scratch):
         for j in range(count):
             values[j] = cuda.shfl_xor_sync(FULL, values[j], offset)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def count_below(flag, lane, scratch):
         lanes = uint32(cuda.ballot_sync(FULL, flag))
         return int32(cuda.popc(uint32(lanes & ((1 << lane) - 1)))), int32(cuda.popc(lanes))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def lane_and_warp():
     """This thread's lane of its warp and its warp of the block, i32."""
     thread = int32(cuda.threadIdx.x)
@@ -131,23 +132,23 @@ def make_tile(rows, half, ragged):
 # --- loads: a chunk of weight as four words, four elements of input -----------------------------------------------
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _load_floats(weight, index, left, words, base):
     words[base], words[base + 1], words[base + 2], words[base + 3] = load_floats(weight, index)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _load_pairs(weight, index, left, words, base):
     words[base], words[base + 1], words[base + 2], words[base + 3] = load_words(weight, index)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _load_ragged_floats(array, index, left, values, base):
     for j in range(4):
         values[base + j] = array[index + j] if j < left else float32(0)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _load_ragged_pairs(weight, index, left, words, base):
     for j in range(4):
         low = uint32(weight[index + 2 * j]) if 2 * j < left else uint32(0)
@@ -155,24 +156,24 @@ def _load_ragged_pairs(weight, index, left, words, base):
         words[base + j] = uint32(low | uint32(high << uint32(16)))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _keep_floats(words, base, part, weights, to):
     for j in range(4):
         weights[to + j] = words[base + j]
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _widen_pairs(words, base, part, weights, to):
     weights[to], weights[to + 1] = unpack_pair(words[base + 2 * part])
     weights[to + 2], weights[to + 3] = unpack_pair(words[base + 2 * part + 1])
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _keep_inputs(inputs):
     pass
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _round_inputs(inputs):
     inputs[0], inputs[1] = round_pair(inputs[0], inputs[1])
     inputs[2], inputs[3] = round_pair(inputs[2], inputs[3])
@@ -193,7 +194,7 @@ def _make_step(rows, columns, ahead, half, ragged):
     load_input = _load_ragged_floats if ragged else _load_floats
     stride, held, width = WARP * chunk_of(half), ahead * columns * 4, columns * 4
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def step(x, row_at, weight, column_at, k, length, sums):
         words, weights = cuda.local.array(held, word), cuda.local.array(width, float32)
         inputs = cuda.local.array(4, float32)
@@ -222,13 +223,13 @@ def _make_walk(step, ahead, stride, rest):
     """A device function that takes steps of `ahead` chunks while they fit below `last`, then hands on to `rest`."""
     reach, advance = (ahead - 1) * stride, ahead * stride
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def last_walk(x, row_at, weight, column_at, k, last, length, sums):
         while k + reach < last:
             step(x, row_at, weight, column_at, k, length, sums)
             k = int32(k + advance)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def walk(x, row_at, weight, column_at, k, last, length, sums):
         while k + reach < last:
             step(x, row_at, weight, column_at, k, length, sums)
@@ -245,14 +246,14 @@ def _make_fold(count, offset):
     """
     if offset == 0:
 
-        @cuda.jit(device=True, inline="always")
+        @device_function
         def done(sums, lane, scratch):
             pass
 
         return done
     half, rest = count // 2, _make_fold(max(count // 2, 1), offset // 2)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def fold_one(sums, lane, scratch):
         given = cuda.local.array(1, float32)
         given[0] = sums[0]
@@ -263,7 +264,7 @@ def _make_fold(count, offset):
     if not half:
         return fold_one
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def fold(sums, lane, scratch):
         given = cuda.local.array(half, float32)
         upper = (lane & offset) != 0
@@ -283,7 +284,7 @@ def _make_reduce(values):
     fold = _make_fold(values, WARP // 2)
     share, sharers = max(values // WARP, 1), max(WARP // values, 1)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def reduce(sums, lane, scratch, partial, at):
         fold(sums, lane, scratch)
         if lane % sharers == 0:

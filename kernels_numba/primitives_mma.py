@@ -11,7 +11,7 @@ import threading
 import numpy as np
 from numba import cuda, float32, int64, uint32
 
-from kernels_numba.primitives import FULL, SIMULATED, float_from_bits, float_to_bf16
+from kernels_numba.primitives import FULL, SIMULATED, device_function, float_from_bits, float_to_bf16
 
 __all__ = [
     "ALIGN",
@@ -178,7 +178,7 @@ else:
         wait_copies,
     )
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load_left(array, at, pitch, held, to):
         """held[to : to + 4] = the left fragment of the 16 rows x 16 columns at array[at]."""
         lane = uint32(cuda.threadIdx.x) % uint32(LANES)
@@ -186,7 +186,7 @@ else:
         a, b, c, d = load_matrices(array, at + int64(place))
         held[to], held[to + 1], held[to + 2], held[to + 3] = a, b, c, d
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load_keys(array, at, pitch, held, to):
         """held[to : to + 4] = two right fragments: columns 0-7 and 8-15 are rows of the 16 x 16 at array[at]."""
         lane = uint32(cuda.threadIdx.x) % uint32(LANES)
@@ -195,7 +195,7 @@ else:
         a, b, c, d = load_matrices(array, at + int64(place))
         held[to], held[to + 1], held[to + 2], held[to + 3] = a, b, c, d
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load_values(array, at, pitch, held, to):
         """held[to : to + 4] = two right fragments: columns 0-7 and 8-15 of the 16 x 16 at array[at]."""
         lane = uint32(cuda.threadIdx.x) % uint32(LANES)
@@ -203,7 +203,7 @@ else:
         a, b, c, d = load_matrices_across(array, at + int64(place))
         held[to], held[to + 1], held[to + 2], held[to + 3] = a, b, c, d
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def multiply(left, left_at, right, right_at, sums, at, words):
         """sums[at : at + 8] += the left fragment times the two right ones."""
         for n in range(2):
@@ -213,32 +213,32 @@ else:
                 right[j], right[j + 1], sums[i], sums[i + 1], sums[i + 2], sums[i + 3],
             )  # fmt: skip
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def lanes_max(values, count, words):
         for i in range(count):
             for bit in range(4, -1, -1):
                 values[i] = max(values[i], cuda.shfl_xor_sync(FULL, values[i], 1 << bit))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def lanes_sum(values, count, words):
         for i in range(count):
             for bit in range(4, -1, -1):
                 values[i] += cuda.shfl_xor_sync(FULL, values[i], 1 << bit)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def low_of(word):
     """The earlier bf16 of a word as f32."""
     return float_from_bits(uint32(word << uint32(16)))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def high_of(word):
     """The later bf16 of a word as f32."""
     return float_from_bits(uint32(word & uint32(0xFFFF0000)))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def split_pair(a, b, held, at, stride):
     """held[at + t * stride], t = 0, 1, 2: words of two bf16 each, whose sums are a and b."""
     high = pack_pair(a, b)

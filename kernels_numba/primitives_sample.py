@@ -9,7 +9,7 @@ A set of candidates is (bucket, mask, digits): those of one first bucket (-1: of
 
 from numba import cuda, float32, int32, uint32, uint64
 
-from kernels_numba.primitives import SIMULATED, exp, float_from_bits, fma, order_key
+from kernels_numba.primitives import SIMULATED, device_function, exp, float_from_bits, fma, order_key
 from kernels_numba.primitives_block import block_max_u64
 
 DIGIT = 3 if SIMULATED else 10  # bits a level
@@ -24,7 +24,7 @@ MAX_VOCAB = 1 << 18
 WHICH, MASS_BEFORE, COUNT_BEFORE, MASS, COUNT, FOUND = 0, 1, 2, 3, 4, 5
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def value_of(key):
     """The logit of an order_key: -inf for a NaN's, 0.0 for -0.0."""
     ordered = uint32(key >> uint64(32))
@@ -32,7 +32,7 @@ def value_of(key):
     return float_from_bits(ordered & uint32(0x7FFFFFFF) if positive else uint32(~ordered))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def exponent_of(value, greatest, rate):
     """(greatest - value) / temperature, with rate = 2 / temperature; halves first, so that no difference overflows."""
     if value == greatest:
@@ -40,19 +40,19 @@ def exponent_of(value, greatest, rate):
     return fma(value, float32(-0.5), greatest * float32(0.5)) * rate
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def mass_of(exponent):
     """round(ONE * exp(-exponent)) as u64."""
     return uint64(fma(exp(-exponent), float32(ONE), float32(0.5)))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def first_bucket(exponent):
     """The bucket of an exponent in 0..FARTHEST at the first level, the greatest logits in bucket 0."""
     return min(int32(exponent * float32(BUCKETS_PER_UNIT)), int32(THREADS - 1))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def read(logits, row, i):
     """The order_key of logits[row, i], or 0 past the end, where the last logit is loaded again."""
     last = int32(logits.shape[1] - 1)
@@ -61,7 +61,7 @@ def read(logits, row, i):
     return key if i <= last else uint64(0)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def read4(logits, row, i):
     """The keys of this thread's next four logits: UNROLL loads in flight."""
     step = int32(THREADS)
@@ -70,7 +70,7 @@ def read4(logits, row, i):
     return a, b, c, d
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def inside(key, greatest, rate, bucket, mask, digits):
     """The key, if it has mass and is of the set (bucket, mask, digits); else 0."""
     exponent = exponent_of(value_of(key), greatest, rate)
@@ -81,7 +81,7 @@ def inside(key, greatest, rate, bucket, mask, digits):
     return key
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def tally(key, greatest, rate, bucket, shift, limbs):
     """Add a key's mass and count to its place: by exponent when `bucket` is -1, else by its digit at `shift`."""
     if key != uint64(0):
@@ -96,7 +96,7 @@ def tally(key, greatest, rate, bucket, shift, limbs):
         cuda.atomic.add(limbs, (3, place), uint32(1))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def histogram(logits, row, greatest, rate, bucket, mask, digits, shift, limbs):
     """Mass and count of this thread's bucket, over all keys inside."""
     thread = int32(cuda.threadIdx.x)
@@ -115,7 +115,7 @@ def histogram(logits, row, greatest, rate, bucket, mask, digits, shift, limbs):
     return mass + (uint64(limbs[2, thread]) << uint64(2 * LIMB)), uint64(limbs[3, thread])
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def extremes(logits, row, greatest, rate, bucket, mask, digits, scratch, partials):
     """The least and the greatest key inside."""
     high, low = uint64(0), uint64(0)  # low is kept as the greatest complement
@@ -127,14 +127,14 @@ def extremes(logits, row, greatest, rate, bucket, mask, digits, scratch, partial
     return ~block_max_u64(low, scratch, partials), block_max_u64(high, scratch, partials)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def collect(key, keys, filled):
     """Append a key to `keys`, unless it is 0."""
     if key != uint64(0):
         keys[cuda.atomic.add(filled, 0, int32(1))] = key
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def sorted_keys(logits, row, greatest, rate, bucket, mask, digits, count, keys, filled):
     """The thread's key of the `count` <= THREADS keys inside, greatest in thread 0; 0 past them. A bitonic sort."""
     thread = int32(cuda.threadIdx.x)
@@ -164,7 +164,7 @@ def sorted_keys(logits, row, greatest, rate, bucket, mask, digits, count, keys, 
     return keys[thread]
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def choose(which, mass, mass_to, count, count_to, by_count, target, found):
     """The thread in whose bucket the cumulative count or mass passes `target` writes it to `found`."""
     own, to = (count, count_to) if by_count else (mass, mass_to)
@@ -175,7 +175,7 @@ def choose(which, mass, mass_to, count, count_to, by_count, target, found):
     cuda.syncthreads()  # the choice is there
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def below(fraction, bits, mass):
     """floor(fraction / 2^bits * mass): fraction <= 2^bits, bits 24 or 32, mass < 2^60, with no product past 64 bits."""
     low = mass & ((uint64(1) << bits) - uint64(1))

@@ -7,7 +7,7 @@ the GPU leaves alone, and every thread of the block reaches each warp primitive.
 import numpy as np
 from numba import cuda, float32, int32, uint32, uint64
 
-from kernels_numba.primitives import SIMULATED, WARP, bits_from_float, float_from_bits
+from kernels_numba.primitives import SIMULATED, WARP, bits_from_float, device_function, float_from_bits
 
 FULL = 0xFFFFFFFF
 
@@ -71,44 +71,44 @@ if SIMULATED:
 else:
     from kernels_numba.intrinsics_select import bits_from_double, redux_add, redux_max
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_count(value, scratch):
         return redux_add(value)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_pick(value, lane, scratch):
         return uint32(cuda.shfl_sync(FULL, int32(value), int32(lane)))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_lanes(holds, scratch):
         return uint32(cuda.ballot_sync(FULL, holds))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_first(key, value, scratch):
         high = uint32(key >> uint64(32))
         top = redux_max(high)
         best = redux_max(value if high == top else uint32(0))
         return top, uint32(cuda.ballot_sync(FULL, high == top)), best
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_key(key, high, scratch):
         low = redux_max(uint32(key & uint64(FULL)) if uint32(key >> uint64(32)) == high else uint32(0))
         return (uint64(high) << uint64(32)) | uint64(low)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_greatest(key, scratch):
         return warp_key(key, redux_max(uint32(key >> uint64(32))), scratch)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def lowest_lane(mask):
         return int32(int32(cuda.ffs(mask)) - int32(1))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def warp_barrier():
         cuda.syncwarp()
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def sum_key(weight):
     """A u64 that is greater for a greater f64; -0.0 equals 0.0. It is above EMPTY for every finite one."""
     bits = uint64(bits_from_double(weight))
@@ -121,7 +121,7 @@ EMPTY = 0x000FFFFFFFFFFFFF  # the key of -inf: no candidate
 EMPTY_HIGH = EMPTY >> 32  # that no other key has
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def value_of_key(key):
     """The f32 inside a `primitives.order_key`; a zero has lost its sign, a NaN is -inf."""
     ordered = uint32(key >> uint64(32))
@@ -129,7 +129,7 @@ def value_of_key(key):
     return float32(float_from_bits(bits))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def is_finite(value):
     """Whether an f32 is neither infinite nor NaN."""
     return uint32(uint32(bits_from_float(value)) & uint32(0x7F800000)) != uint32(0x7F800000)

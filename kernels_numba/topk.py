@@ -20,7 +20,7 @@ import numpy as np
 from numba import cuda, float32, int32, types, uint32, uint64
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, WARP, exp, index_of_key, order_key, warp_sum
+from kernels_numba.primitives import SIMULATED, WARP, device_function, exp, index_of_key, order_key, warp_sum
 from kernels_numba.primitives_select import value_of_key, warp_barrier, warp_count, warp_greatest
 from kernels_numba.registry import KernelSpec
 
@@ -79,13 +79,13 @@ def scan_kernel(logits, group_keys, group_sums):
         group_sums[row, group] = total
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _term(value, best):
     """exp(value - best), 0 for -inf beside -inf, NaN for a NaN."""
     return float32(0) if value == NEG_INF else float32(exp(value - best))
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _candidate(logits, row, chosen, item, num_items, threshold):
     """The key of element `item` of the chosen groups; 0 past the last, past the row, or under the threshold."""
     within = min(item, uint32(num_items - uint32(1)))
@@ -97,7 +97,7 @@ def _candidate(logits, row, chosen, item, num_items, threshold):
     return key if key >= threshold and item == within and index <= last else uint64(0)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _block_count(value, counts, half, scratch):
     """The sum of an i32 over the block, from one barrier; `half` (0, 1, 0, ..) alternates from call to call."""
     thread = int32(cuda.threadIdx.x)
@@ -108,7 +108,7 @@ def _block_count(value, counts, half, scratch):
     return warp_count(counts[half * int32(WARPS) + lane] if lane < int32(WARPS) else int32(0), scratch)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _sort_descending(keys, size):
     """Bitonic sort of `size` u64, a power of two, in shared memory; a barrier before, none after."""
     thread = int32(cuda.threadIdx.x)

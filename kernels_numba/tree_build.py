@@ -15,7 +15,7 @@ log-probabilities, not the drafter that filled them.
 from numba import cuda, float64, int32, types, uint32, uint64
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, WARP
+from kernels_numba.primitives import SIMULATED, WARP, device_function
 from kernels_numba.primitives_select import (
     EMPTY,
     EMPTY_HIGH,
@@ -44,7 +44,7 @@ RANK_SHIFT, DEPTH_SHIFT, FIELD = 10, 20, 1023
 DEPTH_MASK = 0xFFFFFFFF >> DEPTH_SHIFT << DEPTH_SHIFT
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _precedes(a, b, nodes):
     """Whether the ranks along a's path come before those along b's; neither is an ancestor of the other."""
     while a >> uint32(DEPTH_SHIFT) > b >> uint32(DEPTH_SHIFT):
@@ -57,7 +57,7 @@ def _precedes(a, b, nodes):
     return a & uint32(FIELD << RANK_SHIFT) < b & uint32(FIELD << RANK_SHIFT)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _first_of(mask, pack, nodes, scratch):
     """Of the candidates `pack` that the lanes in `mask` hold, the first by rank."""
     best = warp_pick(pack, lowest_lane(mask), scratch)
@@ -70,7 +70,7 @@ def _first_of(mask, pack, nodes, scratch):
     return best
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _take_best(log_probs, levels, width, budget, slots, nodes, node_weights, scratch):
     """Take nodes until budget are taken or no candidate is left; returns their number. One warp.
 

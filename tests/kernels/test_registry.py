@@ -124,7 +124,7 @@ def test_spec_names_are_unique():
 GOOD = '''"""out = x + 1."""
 from numba import cuda
 
-@cuda.jit(device=True, inline="always")
+@cuda.jit(device=True, forceinline=True)
 def one(): return 1
 
 @cuda.jit
