@@ -33,7 +33,7 @@ def cases(quick: bool) -> list[Case]:
     """Each operation at one and at 64 rows; quick: at few rows, with widths for 16-byte accesses and without."""
     rows = (3,) if quick else (1, 64)
     widths = (64, 33) if quick else (7168,)
-    found = [case(m, w) for case in (add, swiglu, rms_norm) for w in widths for m in rows]
+    found = [case(m, w) for case in (add, swiglu, rms_norm, add_norm) for w in widths for m in rows]
     heads, nope, dim, rank = (3, 16, 8, 32) if quick else (64, 128, 64, 512)
     found += [rope(m, heads, dim, dtype) for dtype in ("f32", "bf16") for m in rows]
     found += [split_query(m, heads, nope, dim) for m in rows]
@@ -103,6 +103,34 @@ def rms_norm(rows: int, width: int) -> Case:
         return Work(arrays, ("out",), lambda d, s: kernels.rms_norm(d.x, d.weight, NORM_EPS, d.out, s), check)
 
     return Case(name, "norm.rms_norm", 4 * (2 * rows + 1) * width, 4 * rows * width, prepare)
+
+
+def add_norm(rows: int, width: int) -> Case:
+    name = f"add_norm f32 {rows}x{width}"
+
+    def prepare() -> Work:
+        from kernels_numba import norm as kernels
+
+        rng = generator(name)
+        x, branch, weight = (
+            normal(rng, rows, width, scale=3),
+            normal(rng, rows, width, scale=3),
+            normal(rng, width),
+        )
+
+        def launch(d: Any, s: Any) -> None:
+            kernels.add_norm(d.residual, d.branch, d.weight, NORM_EPS, d.out, s)
+
+        def check(found: Any) -> None:
+            wide, want = values_of(x), np.empty((rows, width))
+            pointwise.add_norm(wide, values_of(branch), values_of(weight), NORM_EPS, want)
+            require_close("residual", found["residual"], wide, EPS / 2)
+            require_close("out", found["out"], want, (width / 2 + 10) * EPS)  # as rms_norm's, of rounded sums
+
+        arrays = {"residual": x, "branch": branch, "weight": weight, "out": poisoned(rows, width)}
+        return Work(arrays, ("residual", "out"), launch, check)
+
+    return Case(name, "norm.add_norm", 4 * (4 * rows + 1) * width, 5 * rows * width, prepare)
 
 
 def _places(rows: int, context: int) -> dict[str, np.ndarray]:

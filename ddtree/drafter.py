@@ -60,17 +60,17 @@ class Drafter:
         """
         ops, config = self.ops, self.config
         ops.embed(token_ids, embedding, self.residual)
+        eps, norms = config.rms_norm_eps, [layer.input_norm for layer in self.weights.layers]
+        norms.append(self.weights.norm)
+        ops.rms_norm(self.residual, norms[0], eps, self.normed)
         for index, layer in enumerate(self.weights.layers):
-            ops.rms_norm(self.residual, layer.input_norm, config.rms_norm_eps, self.normed)
             self._attention(layer, index, context_len)
-            ops.add(self.residual, self.branch, self.residual)
-            ops.rms_norm(self.residual, layer.post_norm, config.rms_norm_eps, self.normed)
+            ops.add_norm(self.residual, self.branch, layer.post_norm, eps, self.normed)
             ops.linear(self.normed, layer.mlp.gate, self.gate)
             ops.linear(self.normed, layer.mlp.up, self.up)
             ops.swiglu(self.gate, self.up, self.gate)
             ops.linear(self.gate, layer.mlp.down, self.branch)
-            ops.add(self.residual, self.branch, self.residual)
-        ops.rms_norm(self.residual, self.weights.norm, config.rms_norm_eps, self.normed)
+            ops.add_norm(self.residual, self.branch, norms[index + 1], eps, self.normed)
         ops.linear(self.normed[1:], head, self.logits)
         return self.logits
 

@@ -121,25 +121,26 @@ class Model:
         see = observe or _ignore
         ops.embed(batch.token_ids, weights.embedding, b.residual)
         see("embedding", 0, b.residual)
+        eps, norms = config.rms_norm_eps, [layer.input_norm for layer in weights.layers] + [weights.norm]
+        ops.rms_norm(b.residual, norms[0], eps, b.normed)
         for index, layer in enumerate(weights.layers):
-            ops.rms_norm(b.residual, layer.input_norm, config.rms_norm_eps, b.normed)
             see("input_norm", index, b.normed)
             self._attention(layer, batch, cache, index, b)
             see("attention", index, b.branch)
-            ops.add(b.residual, b.branch, b.residual)
-            ops.rms_norm(b.residual, layer.post_norm, config.rms_norm_eps, b.normed)
+            ops.add_norm(b.residual, b.branch, layer.post_norm, eps, b.normed)
             see("post_norm", index, b.normed)
             if isinstance(layer.mlp, MoeWeights):
                 self._moe(layer.mlp, index, b, see)
             else:
                 self._mlp(layer.mlp, b.normed, b.dense_gate, b.dense_up, b.branch)
             see("mlp", index, b.branch)
-            ops.add(b.residual, b.branch, b.residual)
+            ops.add_norm(
+                b.residual, b.branch, norms[index + 1], eps, b.normed
+            )  # the next layer's input, or the end
             see("layer", index, b.residual)
             if index in self.feature_layers:
                 column = self.feature_layers.index(index) * config.hidden_size
                 ops.copy_columns(b.residual, column, b.features)
-        ops.rms_norm(b.residual, weights.norm, config.rms_norm_eps, b.normed)
         see("norm", config.num_hidden_layers, b.normed)
         ops.linear(b.normed, weights.head, b.logits)
         return b.logits, b.features

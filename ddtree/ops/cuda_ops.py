@@ -129,6 +129,9 @@ class CudaOps:
     def rms_norm(self, x: Any, weight: Any, eps: float, out: Any) -> None:
         norm.rms_norm(x, weight, eps, out, self.stream)
 
+    def add_norm(self, residual: Any, branch: Any, weight: Any, eps: float, out: Any) -> None:
+        norm.add_norm(residual, branch, weight, eps, out, self.stream)
+
     def add(self, x: Any, y: Any, out: Any) -> None:
         pointwise.add(x, y, out, self.stream)
 

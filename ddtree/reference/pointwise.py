@@ -10,6 +10,14 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray) -> 
     np.multiply(out, weight, out=out)
 
 
+def add_norm(
+    residual: np.ndarray, branch: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray
+) -> None:
+    """residual += branch, then out = rms_norm(residual); all [..., H] but weight [H]; out may be branch."""
+    np.add(residual, branch, out=residual)
+    rms_norm(residual, weight, eps, out)
+
+
 def add(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     """out = x + y, all of one shape; out may be x."""
     np.add(x, y, out=out)

@@ -67,10 +67,43 @@ def check_rms_norm(leading, width, seed, eps=1e-6):
         assert_same_bits(to_host(last), got[-1:], f"{what}, last row alone")
 
 
+def check_add_norm(leading, width, seed):
+    """The bits of add and rms_norm one after the other, in the residual and in the output."""
+    rng = np.random.default_rng(seed)
+    x, branch = hard_rows(rng, (*leading, width)), hard_rows(rng, (*leading, width))[::-1].copy()
+    weight = to_device(rng.standard_normal(width).astype(np.float32))
+    what = f"add_norm {leading} x {width}, seed {seed}"
+    residual, normed = poisoned((leading[0] + 2, *leading[1:], width)), poisoned(x.shape)
+    residual[1:-1].copy_to_device(x)
+    norm.add_norm(residual[1:-1], to_device(branch), weight, 1e-6, normed)
+    got = to_host(residual)
+    assert np.isnan(got[0]).all() and np.isnan(got[-1]).all(), f"{what}: wrote past its rows"
+    assert_same_bits(got[1:-1], x + branch, f"{what}, residual")
+    want = poisoned(x.shape)
+    norm.rms_norm(to_device(x + branch), weight, 1e-6, want)
+    assert_same_bits(to_host(normed), to_host(want), what)
+
+    into_branch = to_device(branch)
+    norm.add_norm(to_device(x), into_branch, weight, 1e-6, into_branch)
+    assert_same_bits(to_host(into_branch), to_host(normed), f"{what}, out is branch")
+
+
 @pytest.mark.simulator
 @pytest.mark.parametrize(("leading", "width"), SMALL)
 def test_small(leading, width):
     check_rms_norm(leading, width, seed=width)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("leading", "width"), [((3,), 33), ((2,), 64), ((2, 2), 8)])
+def test_add_norm_small(leading, width):
+    check_add_norm(leading, width, seed=width)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("leading", "width"), [((65,), 256), ((3,), 7168), ((9,), 4097), ((513,), 2048)])
+def test_add_norm_large(leading, width):
+    check_add_norm(leading, width, seed=int(np.random.SeedSequence().generate_state(1)[0]))
 
 
 @pytest.mark.gpu
@@ -116,4 +149,6 @@ def test_wrong_arguments_are_refused():
     for arguments in wrong:
         with pytest.raises(LaunchError, match="rms_norm"):
             norm.rms_norm(*arguments)
+        with pytest.raises(LaunchError, match="add_norm"):
+            norm.add_norm(arguments[0], x, *arguments[1:])
     assert (to_host(out) == 0).all()

@@ -79,6 +79,17 @@ def rms_norm(rng, dtype):
     return run
 
 
+def add_norm(rng, dtype):
+    x, y, weight = hard(rng, dtype, 65), hard(rng, dtype, 65), rng.standard_normal(65).astype(dtype)
+
+    def run(rows):
+        residual, out = x[rows].copy(), nan(dtype, len(rows), 65)
+        OPS.add_norm(residual, y[rows], weight, 1e-6, out)
+        return [residual, out]
+
+    return run
+
+
 def elementwise(name):
     def case(rng, dtype):
         x, y = hard(rng, dtype, 33), hard(rng, dtype, 33)
@@ -245,6 +256,7 @@ CASES = {
     "linear": linear,
     "head_linear": head_linear,
     "rms_norm": rms_norm,
+    "add_norm": add_norm,
     "add": elementwise("add"),
     "swiglu": elementwise("swiglu"),
     "copy_columns": copy_columns,
