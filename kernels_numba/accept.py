@@ -7,7 +7,7 @@ shared memory, a step a node of the path. Knows rows and tokens, not how the tar
 from numba import cuda, int32, types, uint32
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives import SIMULATED, after_previous
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 512
@@ -18,6 +18,7 @@ SHARE = -(-MAX_ROWS // THREADS)  # rows of a thread
 @cuda.jit
 def accept_kernel(parents, token_ids, target_tokens, num_nodes, out_path, out_result):
     """The whole walk in one block; see the launcher."""
+    after_previous()
     targets = cuda.shared.array(MAX_ROWS, int32)
     following = cuda.shared.array(MAX_ROWS, int32)
     path = cuda.shared.array(MAX_ROWS, int32)

@@ -5,7 +5,7 @@ import functools
 from numba import cuda, int32, int64, types
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, device_function, float_to_bf16
+from kernels_numba.primitives import SIMULATED, after_previous, device_function, float_to_bf16
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 128
@@ -24,6 +24,7 @@ def make_append_rows(bf16):
     @cuda.jit
     def append_rows_kernel(rows, context_len, cache):
         """Block (part of a row, row); rows [M, W], cache [capacity, W]. A row past the capacity is not written."""
+        after_previous()
         row, column = cuda.blockIdx.y, int32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
         target = int64(context_len[0]) + row
         if column < rows.shape[1] and target >= int64(0) and target < cache.shape[0]:

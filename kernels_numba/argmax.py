@@ -10,6 +10,7 @@ from kernels_numba.checks import check, require
 from kernels_numba.primitives import (
     SIMULATED,
     WARP,
+    after_previous,
     bits_from_float,
     device_function,
     index_of_key,
@@ -59,6 +60,7 @@ def scan(logits, row, first, step, scratch, partials):
 @cuda.jit
 def argmax_kernel(logits, out):
     """out[row] = the row's argmax; a block a row."""
+    after_previous()
     scratch = cuda.shared.array(MAX_THREADS, uint64)
     partials = cuda.shared.array(WARP, uint64)
     row = cuda.blockIdx.x
@@ -70,6 +72,7 @@ def argmax_kernel(logits, out):
 @cuda.jit
 def row_is_bad_kernel(logits, out):
     """out[row] = whether the row is bad; a block a row."""
+    after_previous()
     scratch = cuda.shared.array(MAX_THREADS, uint64)
     partials = cuda.shared.array(WARP, uint64)
     row = cuda.blockIdx.x
@@ -82,6 +85,7 @@ def row_is_bad_kernel(logits, out):
 @cuda.jit
 def argmax_and_bad_kernel(logits, out_tokens, out_bad, scratch):
     """Both; gridDim.y blocks a row, of which the last to arrive writes the row's results and zeroes its scratch."""
+    after_previous()
     slots = cuda.shared.array(MAX_THREADS, uint64)
     partials = cuda.shared.array(WARP, uint64)
     row, parts = cuda.blockIdx.x, cuda.gridDim.y

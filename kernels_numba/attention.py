@@ -19,7 +19,7 @@ from numba import cuda, float32, int32, int64, types, uint32
 
 from kernels_numba.attention_combine import combine_rows, keys_of_row, keys_of_split, scratch_size, splits_for
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, device_function
+from kernels_numba.primitives import SIMULATED, after_previous, device_function
 from kernels_numba.primitives_attend import make_attend, stats_place, sums_place
 from kernels_numba.primitives_attend_copy import NO_ROW, make_copies
 from kernels_numba.primitives_attend_steps import ROWS, key_warps_for, options_for, plan_of
@@ -94,6 +94,7 @@ def make_attention(rank, rope, half):
         q_latent, q_rope, latents, ropes, lineage, depths, context_len, scale, heads, scratch
     ):
         """Block (split, group of heads, row); arrays are flat but lineage [M, D]."""
+        after_previous()
         row, split, splits = int32(cuda.blockIdx.z), cuda.blockIdx.x, cuda.gridDim.x
         first, last = keys_of_split(keys_of_row(row, lineage, depths, context_len), split)
         if first < last:

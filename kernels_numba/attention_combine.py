@@ -19,6 +19,7 @@ from numba import cuda, float32, int32, int64, types
 from kernels_numba.primitives import (
     SIMULATED,
     WARP,
+    after_previous,
     device_function,
     exp,
     fma,
@@ -153,6 +154,7 @@ def make_attention_combine(turns):
     @cuda.jit
     def attention_combine_kernel(scratch, lineage, depths, context_len, width, splits, out):
         """Block (columns, head, row): out[row, head, columns] of flat out [M, heads, width]."""
+        after_previous()
         row, head = cuda.blockIdx.z, cuda.blockIdx.y
         num_keys = keys_of_row(row, lineage, depths, context_len)
         slot, slots = row * cuda.gridDim.y + head, cuda.gridDim.z * cuda.gridDim.y

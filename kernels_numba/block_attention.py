@@ -26,7 +26,7 @@ from kernels_numba.attention_combine import (
 )
 from kernels_numba.attention_combine import THREADS as COMBINE_THREADS
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, device_function
+from kernels_numba.primitives import SIMULATED, after_previous, device_function
 from kernels_numba.primitives_attend import make_attend, stats_place, sums_place
 from kernels_numba.primitives_attend_copy import NO_ROW, make_copies
 from kernels_numba.primitives_attend_steps import ROWS, key_warps_for, options_for, plan_of
@@ -107,6 +107,7 @@ def make_block_attention(dim, sharing, half):
         query, keys, values, own_keys, own_values, context_len, capacity, window, scale, block, scratch
     ):
         """Block (split, group of rows, key head); arrays are flat."""
+        after_previous()
         num_keys, split = int32(window_of(context_len, capacity, window)[1] + block), cuda.blockIdx.x
         first, last = keys_of_split(num_keys, split)
         if first < last:
@@ -133,6 +134,7 @@ def make_block_combine(turns):
     @cuda.jit
     def block_combine_kernel(scratch, context_len, capacity, window, sharing, width, splits, out):
         """Block (columns, head, place): out[place, head, columns] of flat out [B, H, width]."""
+        after_previous()
         place, head, block, heads = cuda.blockIdx.z, cuda.blockIdx.y, cuda.gridDim.z, cuda.gridDim.y
         num_keys = int32(window_of(context_len, capacity, window)[1] + block)
         slot = (head // sharing * block + place) * sharing + head % sharing

@@ -10,7 +10,7 @@ C = i; out[thread] = the sum of what it holds of them. TILE_FLOPS * TENSOR_CHAIN
 from numba import cuda, float32, int32, types
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, WARP, fma, load4, store4
+from kernels_numba.primitives import SIMULATED, WARP, after_previous, fma, load4, store4
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 256
@@ -27,6 +27,7 @@ if not SIMULATED:
 @cuda.jit
 def copy_kernel(x, out):
     """out = x over flat arrays whose length is a multiple of 4."""
+    after_previous()
     step = 4 * cuda.gridsize(1)
     i = 4 * cuda.grid(1)
     while i + (UNROLL - 1) * step < out.shape[0]:
@@ -46,6 +47,7 @@ def copy_kernel(x, out):
 @cuda.jit
 def chain_kernel(x, rounds, out):
     """Each thread: CHAINS chains from 0, 1, .. with factor x[0] and summand x[1]; out[thread] = their sum."""
+    after_previous()
     a, b = x[0], x[1]
     y0, y1, y2, y3 = float32(0), float32(1), float32(2), float32(3)
     y4, y5, y6, y7 = float32(4), float32(5), float32(6), float32(7)
@@ -61,6 +63,7 @@ def chain_kernel(x, rounds, out):
 @cuda.jit
 def tensor_chain_kernel(words, rounds, out):
     """Lane l has words[l], two bf16, for every word of A and of B; thread i writes out[i]."""
+    after_previous()
     word = words[cuda.threadIdx.x % WARP]
     c0, d0, e0, f0 = float32(0), float32(1), float32(2), float32(3)
     g0, h0, i0, j0 = float32(4), float32(5), float32(6), float32(7)

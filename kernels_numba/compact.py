@@ -11,7 +11,7 @@ from numba import cuda, float32, int32, int64, types, uint16, uint32
 
 from kernels_numba.checks import check, require
 from kernels_numba.intrinsics_copy import fetch1, fetch16, put1, put16
-from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives import SIMULATED, after_previous
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 256
@@ -30,6 +30,7 @@ def compact_kernel(dtype, wide):
     @cuda.jit
     def kernel(cache, capacity, width, log_columns, context_len, path, length):
         """cache flat; 2**log_columns accesses of a row side by side, and so THREADS >> log_columns rows at once."""
+        after_previous()
         held = cuda.local.array(size, word)  # in registers
         sources = cuda.local.array(BATCH, int32)
         thread = uint32(cuda.threadIdx.x)

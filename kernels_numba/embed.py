@@ -8,7 +8,15 @@ import functools
 from numba import cuda, int32, int64, types, uint32
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, bf16_to_float, float_from_bits, load4, load8, store4
+from kernels_numba.primitives import (
+    SIMULATED,
+    after_previous,
+    bf16_to_float,
+    float_from_bits,
+    load4,
+    load8,
+    store4,
+)
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 128
@@ -21,6 +29,7 @@ def make_embed(bf16, wide):
     @cuda.jit
     def embed_kernel(token_ids, vocab, table, width, out):
         """Block (row, part) copies a part of one row, or writes NaN when its id is not in 0..vocab - 1."""
+        after_previous()
         row = cuda.blockIdx.x
         i = int32(cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
         if wide:
@@ -59,6 +68,7 @@ def make_copy_columns(wide):
     @cuda.jit
     def copy_columns_kernel(x, x_width, column, out, out_width):
         """Block (row, part) copies a part of one row of x to out[row, column:]."""
+        after_previous()
         row = int64(cuda.blockIdx.x)
         i = int32(cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
         if wide:

@@ -12,7 +12,16 @@ import numpy as np
 from numba import cuda, float32, int32, types, uint32, uint64
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import WARP, device_function, exp, index_of_key, order_key, warp_max, warp_sum
+from kernels_numba.primitives import (
+    WARP,
+    after_previous,
+    device_function,
+    exp,
+    index_of_key,
+    order_key,
+    warp_max,
+    warp_sum,
+)
 from kernels_numba.primitives_select import value_of_key, warp_greatest
 from kernels_numba.registry import KernelSpec
 
@@ -75,6 +84,7 @@ def gate_kernel(
 
     `sigmoid` means noaux_tc's scores and two best of a group; `norm` that weights are divided by their sum.
     """
+    after_previous()
     scratch = cuda.shared.array(THREADS, float32)
     key_scratch = cuda.shared.array(THREADS, uint64)
     scores = cuda.shared.array(MAX_EXPERTS, float32)

@@ -1,4 +1,4 @@
-"""LLVM-level primitives for the GPU: bit casts, fused multiply-add and 16-byte loads. Not imported in the simulator."""
+"""LLVM-level primitives for the GPU: launch order, bit casts, fma and 16-byte loads. Not imported in the simulator."""
 
 from llvmlite import ir
 from numba import cuda, types, uint32
@@ -98,3 +98,24 @@ def load8(array, index):
         float_from_bits(uint32(d << shift)),
         float_from_bits(uint32(d & high)),
     )
+
+
+@intrinsic
+def after_previous(typing_context):
+    """griddepcontrol, which GPUs from compute capability 9.0 on have; __CUDA_ARCH is known when PTX is made."""
+
+    def build(context, builder, signature, arguments):
+        integer, byte = ir.IntType(32), ir.PointerType(ir.IntType(8))
+        name = builder.addrspacecast(context.insert_const_string(builder.module, "__CUDA_ARCH"), byte)
+        reflect = builder.module.globals.get("__nvvm_reflect")
+        if reflect is None:
+            reflect = ir.Function(builder.module, ir.FunctionType(integer, [byte]), "__nvvm_reflect")
+        with builder.if_then(
+            builder.icmp_signed(">=", builder.call(reflect, [name]), ir.Constant(integer, 900))
+        ):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            text = "griddepcontrol.wait; griddepcontrol.launch_dependents;"
+            builder.call(ir.InlineAsm(kind, text, "~{memory}", side_effect=True), [])
+        return context.get_dummy_value()
+
+    return types.void(), build

@@ -12,7 +12,7 @@ import math
 from numba import cuda, float32, int64, types
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import device_function, fma, load4, store4
+from kernels_numba.primitives import after_previous, device_function, fma, load4, store4
 from kernels_numba.primitives_block import MAX_THREADS, WARP, block_sum, threads_for
 from kernels_numba.registry import KernelSpec
 
@@ -28,32 +28,19 @@ def sum_of_squares(x, start, width, scratch, partials):
 
 
 @device_function
+def add_squares(a, b, c, d, total):
+    """total + a^2 + b^2 + c^2 + d^2, from left to right."""
+    return fma(d, d, fma(c, c, fma(b, b, fma(a, a, total))))
+
+
+@device_function
 def sum_of_squares4(x, start, width, scratch, partials):
     """The same in 16-byte accesses; start and width are multiples of 4."""
     total = float32(0)
     for i in range(4 * cuda.threadIdx.x, width, 4 * cuda.blockDim.x):
         a, b, c, d = load4(x, start + i)
-        total = fma(a, a, total)
-        total = fma(b, b, total)
-        total = fma(c, c, total)
-        total = fma(d, d, total)
+        total = add_squares(a, b, c, d, total)
     return block_sum(total, scratch, partials)
-
-
-@device_function
-def add_row(x, branch, start, width):
-    """x += branch in the row at `start`; each thread adds the elements that it sums and writes later."""
-    for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-        x[start + i] += branch[start + i]
-
-
-@device_function
-def add_row4(x, branch, start, width):
-    """The same in 16-byte accesses."""
-    for i in range(4 * cuda.threadIdx.x, width, 4 * cuda.blockDim.x):
-        a, b, c, d = load4(x, start + i)
-        e, f, g, h = load4(branch, start + i)
-        store4(x, start + i, a + e, b + f, c + g, d + h)
 
 
 @device_function
@@ -63,30 +50,74 @@ def inverse_rms(total, width, eps):
 
 
 @functools.cache
-def make_rms_norm(wide, adding):
-    """The kernel for widths that are multiples of 4 (`wide`: 16-byte accesses) or not, after x += branch or not."""
-    reduce, add_to = (sum_of_squares4, add_row4) if wide else (sum_of_squares, add_row)
+def make_wide_norm(adding):
+    """The kernel for widths that are multiples of 4, in 16-byte accesses, after x += branch (`adding`) or not."""
+
+    @device_function
+    def load_piece(x, branch, at):
+        a, b, c, d = load4(x, at)
+        if adding:
+            e, f, g, h = load4(branch, at)
+            a, b, c, d = a + e, b + f, c + g, d + h
+            store4(x, at, a, b, c, d)
+        return a, b, c, d
 
     @cuda.jit
-    def rms_norm_kernel(x, branch, weight, eps, out):
-        """out = weight * (x * inverse_rms(x)); flat x and out of gridDim.x rows, out may be x."""
+    def wide_norm_kernel(x, branch, weight, eps, out):
+        """out = weight * (x * inverse_rms(x)); flat x and out of gridDim.x rows, out may be x.
+
+        A thread holds its first piece and that of the weight, so that only the longest rows are read twice.
+        """
+        after_previous()
+        scratch = cuda.shared.array(MAX_THREADS, float32)
+        partials = cuda.shared.array(WARP, float32)
+        width = int64(weight.shape[0])
+        start, step = int64(cuda.blockIdx.x) * width, int64(4 * cuda.blockDim.x)
+        i = int64(4 * cuda.threadIdx.x)
+        a = b = c = d = wa = wb = wc = wd = float32(0)
+        if i < width:
+            a, b, c, d = load_piece(x, branch, start + i)
+            wa, wb, wc, wd = load4(weight, i)
+        total = add_squares(a, b, c, d, float32(0))
+        for j in range(i + step, width, step):
+            e, f, g, h = load_piece(x, branch, start + j)
+            total = add_squares(e, f, g, h, total)
+        scale = inverse_rms(block_sum(total, scratch, partials), width, eps)
+        if i < width:
+            store4(out, start + i, wa * (a * scale), wb * (b * scale), wc * (c * scale), wd * (d * scale))
+        for j in range(i + step, width, step):
+            e, f, g, h = load4(x, start + j)
+            we, wf, wg, wh = load4(weight, j)
+            store4(out, start + j, we * (e * scale), wf * (f * scale), wg * (g * scale), wh * (h * scale))
+
+    return wide_norm_kernel
+
+
+@functools.cache
+def make_odd_norm(adding):
+    """The same for any width."""
+
+    @cuda.jit
+    def odd_norm_kernel(x, branch, weight, eps, out):
+        """As wide_norm_kernel, an element at a time."""
+        after_previous()
         scratch = cuda.shared.array(MAX_THREADS, float32)
         partials = cuda.shared.array(WARP, float32)
         width = weight.shape[0]
         start = int64(cuda.blockIdx.x) * width
         if adding:
-            add_to(x, branch, start, width)
-        scale = inverse_rms(reduce(x, start, width, scratch, partials), width, eps)
-        if wide:
-            for i in range(4 * cuda.threadIdx.x, width, 4 * cuda.blockDim.x):
-                a, b, c, d = load4(x, start + i)
-                wa, wb, wc, wd = load4(weight, i)
-                store4(out, start + i, wa * (a * scale), wb * (b * scale), wc * (c * scale), wd * (d * scale))
-        else:
             for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-                out[start + i] = weight[i] * (x[start + i] * scale)
+                x[start + i] += branch[start + i]
+        scale = inverse_rms(sum_of_squares(x, start, width, scratch, partials), width, eps)
+        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            out[start + i] = weight[i] * (x[start + i] * scale)
 
-    return rms_norm_kernel
+    return odd_norm_kernel
+
+
+def make_norm(wide, adding):
+    """The kernel for a launch."""
+    return make_wide_norm(adding) if wide else make_odd_norm(adding)
 
 
 def is_wide(*sizes):
@@ -123,7 +154,7 @@ def _launch(name, arrays, branch, weight, eps, out, adding, stream):
         check(f"{name}: {label}", array, "float32", (*x.shape[:-1], width))
     if x.size:
         wide = is_wide(width)
-        launch = make_rms_norm(wide, adding)[x.size // width, norm_threads(width, wide), stream]
+        launch = make_norm(wide, adding)[x.size // width, norm_threads(width, wide), stream]
         launch(x.reshape(-1), branch.reshape(-1), weight, float32(eps), out.reshape(-1))
 
 
@@ -131,7 +162,7 @@ _FLAT = types.Array(types.float32, 1, "C")
 SPECS = [
     KernelSpec(
         f"{'add_norm' if adding else 'rms_norm'}{'' if wide else '_odd'}",
-        make_rms_norm(wide, adding),
+        make_norm(wide, adding),
         (_FLAT, _FLAT, _FLAT, types.float32, _FLAT),
         MAX_THREADS,
     )

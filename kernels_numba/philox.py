@@ -7,7 +7,7 @@ A round: (x0, x1, x2, x3) <- (hi(x2 * M1) ^ x1 ^ k0, lo(x2 * M1), hi(x0 * M0) ^ 
 from numba import cuda, int32, types, uint32, uint64
 
 from kernels_numba.checks import check
-from kernels_numba.primitives import SIMULATED, device_function
+from kernels_numba.primitives import SIMULATED, after_previous, device_function
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 128
@@ -42,6 +42,7 @@ def uniform24(position, sequence, seed_low, seed_high):
 @cuda.jit
 def philox_kernel(counter, key, out):
     """out[i] = the words of counter[i] under key; a thread a counter."""
+    after_previous()
     i = cuda.grid(1)
     if i < counter.shape[0]:
         words = philox4x32_10_words(

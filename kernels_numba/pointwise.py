@@ -6,7 +6,7 @@ Residual add: out = x + y. SwiGLU: out = gate * sigmoid(gate) * up.
 from numba import cuda, float32, types
 
 from kernels_numba.checks import check
-from kernels_numba.primitives import SIMULATED, exp
+from kernels_numba.primitives import SIMULATED, after_previous, exp
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 256
@@ -16,6 +16,7 @@ MAX_BLOCKS = 4 if SIMULATED else 1024
 @cuda.jit
 def add_kernel(x, y, out):
     """out = x + y over flat arrays of one length; out may be x."""
+    after_previous()
     for i in range(cuda.grid(1), out.shape[0], cuda.gridsize(1)):
         out[i] = x[i] + y[i]
 
@@ -23,6 +24,7 @@ def add_kernel(x, y, out):
 @cuda.jit
 def swiglu_kernel(gate, up, out):
     """out = gate / (1 + exp(-gate)) * up over flat arrays of one length; out may be gate."""
+    after_previous()
     for i in range(cuda.grid(1), out.shape[0], cuda.gridsize(1)):
         value = gate[i]
         out[i] = value / (float32(1) + exp(-value)) * up[i]

@@ -12,7 +12,7 @@ from numba import cuda, float32, int32, int64, types
 
 from kernels_numba.checks import check, require
 from kernels_numba.norm import inverse_rms, is_wide, norm_threads, sum_of_squares, sum_of_squares4
-from kernels_numba.primitives import SIMULATED, WARP, device_function, float_to_bf16, fma
+from kernels_numba.primitives import SIMULATED, WARP, after_previous, device_function, float_to_bf16, fma
 from kernels_numba.primitives_block import MAX_THREADS
 from kernels_numba.registry import KernelSpec
 
@@ -46,6 +46,7 @@ def make_rope(bf16):
     @cuda.jit
     def rope_kernel(x, cos, sin, depths, context_len, out):
         """Block (row, part): a thread turns one pair of one head; x and out [M, heads, D]."""
+        after_previous()
         row = cuda.blockIdx.x
         half = int32(cos.shape[1])
         unit = int32(cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
@@ -61,6 +62,7 @@ def make_rope(bf16):
 @cuda.jit
 def split_query_kernel(query, cos, sin, depths, context_len, q_nope, q_rope):
     """Block (row, part): a thread copies one element or turns one pair of one head of query [M, H, nope + rope]."""
+    after_previous()
     row = cuda.blockIdx.x
     nope, half = int32(q_nope.shape[2]), int32(cos.shape[1])
     unit = int32(cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
@@ -84,6 +86,7 @@ def make_append_latent(bf16, wide):
     @cuda.jit
     def append_latent_kernel(kv, norm_weight, eps, cos, sin, depths, context_len, latent_cache, rope_cache):
         """Block i writes row context_len + i of both caches, or nothing when that is past their last; kv is flat."""
+        after_previous()
         scratch = cuda.shared.array(MAX_THREADS, float32)
         partials = cuda.shared.array(WARP, float32)
         row = cuda.blockIdx.x

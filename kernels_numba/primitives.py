@@ -17,6 +17,7 @@ __all__ = [
     "FULL",
     "SIMULATED",
     "WARP",
+    "after_previous",
     "bf16_to_float",
     "bits_from_float",
     "device_function",
@@ -50,6 +51,13 @@ def device_function(function):
 
 if SIMULATED:
     import kernels_numba.primitives_simulator  # noqa: F401  shared arrays that are shared
+
+    def after_previous():
+        """The first line of every kernel: wait until all that earlier launches wrote is there, then let the next start.
+
+        In a captured round a launch may overlap the end of the one before it (programmatic dependent launch); its
+        blocks stand by and wait here. Nothing written on the device may be read before.
+        """
 
     def float_from_bits(bits):
         """The f32 whose bits are the u32 given."""
@@ -110,6 +118,7 @@ if SIMULATED:
 
 else:
     from kernels_numba.intrinsics import (
+        after_previous,
         bits_from_float,
         float_from_bits,
         fma,

@@ -2,7 +2,8 @@
 
 The simulator makes a shared array when the first thread asks for it, and two that ask at once may get one each: about
 one launch of a hundred then computed nonsense. Its threads wait for each other by polling, which costs Python's switch
-interval, 5 ms, a turn: a shorter one makes tests of many barriers ten times faster.
+interval, 5 ms, a turn: a shorter one makes tests of many barriers ten times faster. Shared memory is poisoned before a
+kernel writes it.
 """
 
 import sys
@@ -13,6 +14,7 @@ from numba.cuda.simulator import kernelapi
 from numba.np.numpy_support import as_dtype
 
 SWITCH_SECONDS = 1e-5
+POISON_BYTE = 0xFF  # what shared memory holds before it is written: NaN, or -1
 
 _array = kernelapi.FakeCUDAShared.array
 
@@ -25,6 +27,7 @@ def _shared_array(self, shape, dtype, alignment=None):
     made = self._allocations.get((frame.f_code, frame.f_lineno))
     if made is None:
         made = np.empty(shape, as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+        made.reshape(-1).view(np.uint8)[:] = POISON_BYTE
         made = self._allocations.setdefault((frame.f_code, frame.f_lineno), made)
     return made
 

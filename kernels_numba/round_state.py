@@ -11,7 +11,7 @@ from numba import cuda, int32, types, uint32, uint64
 
 from kernels_numba.checks import check, require
 from kernels_numba.intrinsics_time import clock_ns
-from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives import SIMULATED, after_previous
 from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 128
@@ -26,6 +26,7 @@ def settle_kernel(
 
     Behind its head: target_tokens, path, token_ids, parents, depths, then log_weights as pairs of words, low first.
     """
+    after_previous()
     first_bad = cuda.shared.array(1, int32)
     num_bad = cuda.shared.array(1, int32)
     thread, rows, length = int32(cuda.threadIdx.x), int32(path.shape[0]), result[0]
@@ -57,6 +58,7 @@ def settle_kernel(
 @cuda.jit
 def finish_chunk_kernel(count, target_tokens, bad, result, report):
     """One thread: a prompt's chunk commits `count` rows, and its last row alone chooses a token."""
+    after_previous()
     last = count[0] - int32(1)
     failed = bad[last] != 0
     result[0], result[1] = count[0], target_tokens[last]
@@ -67,6 +69,7 @@ def finish_chunk_kernel(count, target_tokens, bad, result, report):
 @cuda.jit
 def stamp_kernel(times, slot):
     """One thread: times u64[slots]."""
+    after_previous()
     times[slot] = clock_ns()
 
 
@@ -75,6 +78,7 @@ def advance_kernel(
     result, horizon, max_context, context_len, wanted, max_depth, tree_token_ids, block_token_ids
 ):
     """One thread. All but the two numbers are i32 arrays, read or changed at [0]."""
+    after_previous()
     length = result[0]
     if length > 0:
         tree_token_ids[0] = result[1]
@@ -88,6 +92,7 @@ def advance_kernel(
 @cuda.jit
 def next_positions_kernel(depths, context_len, out):
     """out[i] = context_len + depths[i] + 1: the position of the token that row i chooses."""
+    after_previous()
     i = cuda.grid(1)
     if i < out.shape[0]:
         out[i] = context_len[0] + depths[i] + int32(1)

@@ -14,7 +14,7 @@ from numba import cuda, int32, types, uint32, uint64
 from kernels_numba.argmax import check_logits
 from kernels_numba.checks import LaunchError, check, require
 from kernels_numba.philox import uniform24
-from kernels_numba.primitives import SIMULATED, WARP, float_from_bits, index_of_key
+from kernels_numba.primitives import SIMULATED, WARP, after_previous, float_from_bits, index_of_key
 from kernels_numba.primitives_block import block_max_u64, block_scan_u64
 from kernels_numba.primitives_sample import (
     COUNT,
@@ -49,6 +49,7 @@ TOP_K, TOP_P, DRAW = 0, 1, 2
 @cuda.jit(**BOUNDS)
 def sample_kernel(logits, positions, settings, out):
     """out[row] = the row's token; a block a row."""
+    after_previous()
     scratch = cuda.shared.array(THREADS, uint64)
     partials = cuda.shared.array(WARP, uint64)
     keys = cuda.shared.array(THREADS, uint64)

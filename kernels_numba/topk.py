@@ -20,13 +20,20 @@ import numpy as np
 from numba import cuda, float32, int32, types, uint32, uint64
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, WARP, device_function, exp, index_of_key, order_key, warp_sum
+from kernels_numba.primitives import (
+    SIMULATED,
+    WARP,
+    after_previous,
+    device_function,
+    exp,
+    index_of_key,
+    order_key,
+    warp_sum,
+)
 from kernels_numba.primitives_select import value_of_key, warp_barrier, warp_count, warp_greatest
 from kernels_numba.registry import KernelSpec
+from kernels_numba.topk_scan import GROUP, SCAN_THREADS, scan_kernel
 
-GROUP = 4 if SIMULATED else 32  # elements behind one key
-SCAN_THREADS = 8 if SIMULATED else 256
-TILE = SCAN_THREADS * (GROUP + 1)  # a column more: no bank conflicts
 SELECT_THREADS = 16 if SIMULATED else 1024
 WARPS = SELECT_THREADS // WARP  # at most WARP: one warp reduces what the warps left
 TWO_HALVES = 2 * WARPS  # counts of one step and of the next
@@ -44,45 +51,6 @@ OPTIONS = {} if SIMULATED else {"launch_bounds": SELECT_THREADS}  # so many thre
 def num_groups(vocab):
     """The groups of a row: the width of both scratch arrays."""
     return -(-vocab // GROUP)
-
-
-@cuda.jit
-def scan_kernel(logits, group_keys, group_sums):
-    """The greatest key of each group of a row, and its sum of exponentials; grid (chunks, rows)."""
-    tile = cuda.shared.array(TILE, float32)
-    values = cuda.local.array(GROUP, float32)  # in registers
-    thread = uint32(cuda.threadIdx.x)
-    row = uint32(cuda.blockIdx.y)
-    first = uint32(cuda.blockIdx.x) * uint32(SCAN_THREADS * GROUP)
-    vocab = uint32(logits.shape[1])
-    for i in range(GROUP):  # neighbours load neighbours, all loads in flight
-        index = uint32(first + thread + uint32(i * SCAN_THREADS))
-        values[i] = logits[row, index] if index < vocab else NEG_INF
-    for i in range(GROUP):
-        place = uint32(thread + uint32(i * SCAN_THREADS))
-        tile[place + place // uint32(GROUP)] = values[i]
-    cuda.syncthreads()  # the chunk is in shared memory
-    start = uint32(first + thread * uint32(GROUP))
-    if start < vocab:
-        best, best_index = NEG_INF, start
-        for i in range(GROUP):
-            values[i] = tile[uint32(thread * uint32(GROUP + 1) + uint32(i))]
-            if values[i] > best:  # false for a NaN and for an equal later one
-                best, best_index = values[i], uint32(start + uint32(i))
-        total = float32(0)
-        for i in range(0, GROUP, 4):
-            left = _term(values[i], best) + _term(values[i + 1], best)
-            right = _term(values[i + 2], best) + _term(values[i + 3], best)
-            total += left + right
-        group = uint32(start // uint32(GROUP))
-        group_keys[row, group] = order_key(best, best_index)
-        group_sums[row, group] = total
-
-
-@device_function
-def _term(value, best):
-    """exp(value - best), 0 for -inf beside -inf, NaN for a NaN."""
-    return float32(0) if value == NEG_INF else float32(exp(value - best))
 
 
 @device_function
@@ -141,6 +109,7 @@ def select_kernel(keys_per_thread):
 
     @cuda.jit(**OPTIONS)
     def kernel(logits, group_keys, group_sums, out_token_ids, out_log_probs):
+        after_previous()
         found = cuda.shared.array(LIST_SIZE, uint64)
         chosen = cuda.shared.array(MAX_CHOSEN, int32)
         counts = cuda.shared.array(TWO_HALVES, int32)
@@ -292,7 +261,7 @@ def topk_log_softmax(logits, k, out_token_ids, out_log_probs, group_keys, group_
 _F32 = types.Array(types.float32, 2, "C")
 _I32 = types.Array(types.int32, 2, "C")
 _U64 = types.Array(types.uint64, 2, "C")
-SPECS = [KernelSpec("topk_scan", scan_kernel, (_F32, _U64, _F32), SCAN_THREADS)] + [
+SPECS = [
     KernelSpec(f"topk_select_{n}", select_kernel(n), (_F32, _U64, _F32, _I32, _F32), SELECT_THREADS)
     for n in (1, 4, 5, MAX_KEYS)  # 32k, 129,280, 163,840 and the longest vocabulary
 ]

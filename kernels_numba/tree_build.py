@@ -15,7 +15,7 @@ log-probabilities, not the drafter that filled them.
 from numba import cuda, float64, int32, types, uint32, uint64
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, WARP, device_function
+from kernels_numba.primitives import SIMULATED, WARP, after_previous, device_function
 from kernels_numba.primitives_select import (
     EMPTY,
     EMPTY_HIGH,
@@ -165,6 +165,7 @@ def build_tree_kernel(
     out_num_nodes,
 ):
     """The whole tree in one block; see the launcher."""
+    after_previous()
     keys = cuda.shared.array(MAX_ROWS, uint64)
     weights = cuda.shared.array(MAX_ROWS, float64)
     packs = cuda.shared.array(MAX_ROWS, uint32)

@@ -11,9 +11,22 @@ from ddtree.tree import DraftTree
 from kernels_numba.attention import attention, attention_scratch
 from kernels_numba.primitives_attend_steps import key_warps_for, plan_of
 
-# A product of 16 dims on tensor cores may cut each of its 17 summands off at 2**-24 of the largest.
-PRODUCT_EPS = 9
+# A product of 16 elements on tensor cores cuts each of its 17 summands off at 2**-25 of the largest (Hopper keeps two
+# bits more than an f32 has), and the sum to an f32: 17 x 2**-25 + 2**-23 at most of the sum of magnitudes.
+PRODUCT_EPS = 5.25
 GUARD = 64  # elements behind outputs
+
+
+def chains_of(plan, num_keys, half):
+    """The chains of roundings of a score and of a sum over keys, which `softmax_average` wants, at worst.
+
+    A score: a warp's share of the dims, then the warps. A sum, all keys in one split: for each 16 keys the products of
+    a weight's three bf16 with a value's one, or six of the nine with an f32 value's three; then the splits.
+    """
+    products = 3 if half else 6
+    return PRODUCT_EPS * plan.own_steps + plan.dim_warps, PRODUCT_EPS * products * -(-num_keys // 16) + 8
+
+
 SEED = int(np.random.SeedSequence().entropy % 2**32)
 
 
@@ -95,20 +108,16 @@ def launch(case, queries, caches, lineage, depths, context_len):
 
 
 def textbook(case, tree, queries, caches):
-    """(out, allowed), f64 [M, H, R]: a softmax over each row's gathered keys, and the error bound of `softmax_average`.
-
-    The chains are the kernel's: a warp's share of the dims, then the warps; all the keys at worst.
-    """
+    """(out, allowed), f64 [M, H, R]: a softmax over each row's gathered keys, and `softmax_average`'s error bound."""
     rounded = [bf16_values(bf16_bits(array)) if case.half else array for array in (*queries, *caches)]
     query, cache = (np.concatenate(rounded[i : i + 2], axis=-1) for i in (0, 2))
     width = case.rank + case.rope
     plan = plan_of(width, width, case.half, key_warps_for(width, width, case.half))
-    score_chain = PRODUCT_EPS * plan.own_steps + plan.dim_warps
     out, allowed = np.empty((2, case.rows, case.heads, case.rank))
     for row in range(case.rows):
         seen = [*range(case.context_len), *(case.context_len + at for at in tree.path(row))]
         keys = cache[seen]
-        chains = score_chain, len(seen) + 8
+        chains = chains_of(plan, len(seen), case.half)
         out[row], allowed[row] = softmax_average(
             query[row], keys, keys[:, : case.rank], scale_of(case), *chains
         )

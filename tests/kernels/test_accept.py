@@ -131,6 +131,26 @@ def test_walks_large():
     check_walks()
 
 
+def check_a_shorter_path():
+    """A path in the array of a longer one: the rest of it is -1 again."""
+    parents, tokens = (to_device(np.array(array, np.int32)) for array in (PARENTS, TOKENS))
+    path, result = to_device(np.full(6, 7, np.int32)), to_device(np.full(2, 7, np.int32))
+    for targets, want in (([10, 12, 0, 0, 7, 0], [0, 1, 4]), ([99] * 6, [0])):
+        accept.accept(parents, tokens, to_device(np.array(targets, np.int32)), scalar(5), path, result)
+        assert path.copy_to_host().tolist() == want + [-1] * (6 - len(want))
+        assert result.copy_to_host().tolist() == [len(want), targets[want[-1]]]
+
+
+@pytest.mark.simulator
+def test_a_shorter_path_small():
+    check_a_shorter_path()
+
+
+@pytest.mark.gpu
+def test_a_shorter_path_large():
+    check_a_shorter_path()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [1, 33, 512, 1024])
 def test_the_deepest_chain(depth):

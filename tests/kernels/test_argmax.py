@@ -107,6 +107,25 @@ def test_every_kind_of_row_large():
     check_every_kind_of_row()
 
 
+def check_one_finite_value(vocab):
+    """A row is good for one finite value, in whichever part of it: at the ends, and in between."""
+    rows = np.full((4, vocab), -np.inf, np.float32)
+    for row, place in enumerate((0, vocab // 2, vocab - 1)):
+        rows[row, place] = -3.0
+    for row in rows:  # alone, so that a row has the most parts
+        check_rows(row[None], f"one finite value of {vocab}")
+
+
+@pytest.mark.simulator
+def test_one_finite_value_small():
+    check_one_finite_value(150)
+
+
+@pytest.mark.gpu
+def test_one_finite_value_large():
+    check_one_finite_value(163840)
+
+
 @pytest.mark.gpu
 def test_many_parts_arrive_in_any_order():
     """The maximum's place and a lone NaN, in a part of their own, in a hundred launches."""

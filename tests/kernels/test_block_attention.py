@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from compare_arrays import assert_close, assert_same_bits
-from kernels.attention_tree import PRODUCT_EPS
+from kernels.attention_tree import chains_of
 from kernels.device import bf16_bits, bf16_values, poisoned, scalar, to_device, to_host
 from kernels.softmax import EPS, softmax_average
 
@@ -130,7 +130,7 @@ def textbook(case, *arrays):
     seen = slice(case.start, case.context_len)
     widths = case.dim, -(-case.dim // 16) * 16 + case.dim
     plan = plan_of(*widths, case.half, key_warps_for(*widths, case.half))
-    chains = PRODUCT_EPS * plan.own_steps + plan.dim_warps, case.context_len - case.start + case.block + 8
+    chains = chains_of(plan, case.context_len - case.start + case.block, case.half)
     out, allowed = np.empty((2, *query.shape))
     for head in range(case.heads):
         of = head // (case.heads // case.key_heads)

@@ -181,6 +181,22 @@ def test_saturated_large(rule, experts):
     check_saturated(rule, experts)
 
 
+def check_zero_scores(experts):
+    """Sigmoids that underflow to 0 are not divided by their sum, which is 0."""
+    assert (launch(np.full((2, experts), -200, np.float32), None, KIMI) == 0).all()
+
+
+@pytest.mark.simulator
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_scores_of_zero_give_gates_of_zero_small():
+    check_zero_scores(8)
+
+
+@pytest.mark.gpu
+def test_scores_of_zero_give_gates_of_zero_large():
+    check_zero_scores(384)
+
+
 def check_negative_ranks(experts):
     """Every rank of the kept group is below 0, the mask value of other codes; the others stay out, bias 1e4 or not."""
     rule = GateRule(3, 2, 1, False, 1.0, "noaux_tc")

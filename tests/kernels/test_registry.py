@@ -47,6 +47,17 @@ def undecorated(tree):
     return [node.lineno for node in made if makes_kernels(node)]
 
 
+def starts_early(tree):
+    """Name and line of each kernel whose first statement is not after_previous(): it may read what is not there yet."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and any(makes_kernels(item) for item in node.decorator_list):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            if ast.unparse(body[0]) != "after_previous()":
+                found.append((node.name, node.decorator_list[0].lineno))
+    return found
+
+
 def launchers_in(tree):
     """The public functions of a module whose last parameter is `stream`, 0 by default."""
     return [
@@ -78,6 +89,8 @@ def problems(name, source, module, test_exists=True, owner=None):
         found.append(f"{name}.py: no launcher: a public function whose last parameter is stream=0")
     if not test_exists:
         found.append(f"{name}.py: there is no tests/kernels/test_{owner or name}.py")
+    for kernel, line in starts_early(tree):
+        found.append(f"{name}.py:{line}: the kernel {kernel} does not begin with after_previous()")
     specs = getattr(module, "SPECS", None)
     if not specs:
         return [*found, f"{name}.py: no SPECS, the list of its kernels as they are launched"]
@@ -125,14 +138,17 @@ GOOD = '''"""out = x + 1."""
 from numba import cuda
 
 @cuda.jit(device=True, forceinline=True)
-def one(): return 1
+def after_previous(): return 1
 
 @cuda.jit
-def plain(x): x[0] = 1
+def plain(x): after_previous(); x[0] = 1
 
 def make(count):
     @cuda.jit(launch_bounds=32)
-    def made(x, y): x[0] = count
+    def made(x, y):
+        "Documented."
+        after_previous()
+        x[0] = count
     return made
 
 def launch(x, stream=0): plain[1, 1, stream](x)
@@ -161,8 +177,18 @@ def both(names):
         (GOOD.replace("out = x + 1.", "Adds."), both, ["op.py: its docstring has no formula"]),
         (GOOD.replace("x, stream=0", "x, stream"), both, ["op.py: no launcher"]),
         (GOOD.replace("def launch", "def _launch"), both, ["op.py: no launcher"]),
-        (GOOD + "cuda.jit(launch)\ncuda.jit(opt=True)(launch)", both, ["op.py:16: make", "op.py:17: make"]),
+        (GOOD + "cuda.jit(launch)\ncuda.jit(opt=True)(launch)", both, ["op.py:19: make", "op.py:20: make"]),
         (GOOD + "cuda.jit(launch, device=True)", both, []),
+        (
+            GOOD.replace("(x): after_previous();", "(x):"),
+            both,
+            ["op.py:7: the kernel plain does not begin with"],
+        ),
+        (
+            GOOD.replace("        after_previous()\n", ""),
+            both,
+            ["op.py:11: the kernel made does not begin with"],
+        ),
     ],
 )
 def test_a_broken_module_is_found(source, specs, wanted):

@@ -192,35 +192,6 @@ def test_the_distribution_is_exact(which):
     assert statistic < freedom + 5 * np.sqrt(2 * freedom)
 
 
-def check_ties(rows, vocab, top_k, top_p, kept):
-    """Equal logits, of which `kept` are left: the token is floor(u x kept), to the integer."""
-    tokens = draw(np.full((rows, vocab), -3.5, np.float32), np.arange(rows), 0.7, top_k, top_p)
-    want = np.floor(uniform(11, np.arange(rows), 2) * kept).astype(int)
-    assert tokens.tolist() == want.tolist(), f"{vocab} equal logits, top_k {top_k}, top_p {top_p}"
-
-
-@pytest.mark.simulator
-def test_ties_small():
-    check_ties(12, 4, 0, 0.5, 2)
-    check_ties(3, 40, 24, 0.5, 12)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("vocab", "top_k", "top_p", "kept"),
-    [
-        (163840, 0, 1.0, 163840),
-        (163840, 5000, 0.5, 2500),
-        (163840, 0, 0.25, 40960),
-        (2048, 1, 1.0, 1),
-        (4, 0, 0.5, 2),
-    ],
-)
-def test_ties_large(vocab, top_k, top_p, kept):
-    """Wider than a block can sort: narrowed down to the id."""
-    check_ties(300, vocab, top_k, top_p, kept)
-
-
 @pytest.mark.simulator
 def test_below_is_the_floor_of_the_product():
     rng = np.random.default_rng(0)

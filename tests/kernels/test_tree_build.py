@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from compare_arrays import assert_same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels import selection
@@ -193,6 +194,32 @@ def check_edges(table, budget, max_depth):
         assert arrays["num_nodes"].tolist() == [0] and (arrays["parents"] == -1).all()
     else:
         check_tree(table, budget, max_depth)
+
+
+def check_leftovers(budget):
+    """A tree in the arrays of a larger one: every row past it is rewritten, whatever stood there."""
+    log_probs = np.full((3, 2), -1.0, np.float32)
+    token_ids = np.arange(6, dtype=np.int32).reshape(3, 2)
+    shapes = tree_shapes(budget, 3)
+    arrays = {name: to_device(np.full(*form[:1], 7, form[1])) for name, form in shapes.items()}
+    for max_depth in (3, 1, 0):
+        tree_build.build_tree(
+            to_device(token_ids), to_device(log_probs), budget, scalar(max_depth), *arrays.values()
+        )
+        want = selection.build_tree(token_ids, log_probs, budget, max_depth)
+        want["token_ids"][0] = 7  # the root's is the caller's
+        for name, array in want.items():
+            assert_same_bits(arrays[name].copy_to_host(), array, f"{name} at max_depth {max_depth}")
+
+
+@pytest.mark.simulator
+def test_nothing_is_left_of_a_larger_tree_small():
+    check_leftovers(6)
+
+
+@pytest.mark.gpu
+def test_nothing_is_left_of_a_larger_tree_large():
+    check_leftovers(1000)
 
 
 @pytest.mark.simulator
