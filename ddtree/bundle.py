@@ -35,6 +35,11 @@ class Bundle:
     def files(self) -> list[KdtrFile]:
         return [file for file in (self.target, self.drafter) if file is not None]
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in the files: all arrays but those of bytes, which are texts."""
+        return sum(info.nbytes for file in self.files for info in file.arrays.values() if info.dtype != "u8")
+
     def sha256(self) -> dict[str, str]:
         """The sha256 of the target and, where there is one, of the drafter; traces carry it."""
         return {

@@ -15,8 +15,9 @@ import click
 from tqdm import tqdm
 
 from ddtree import __version__
-from ddtree.bench import failures, format_kernel_table, run_kernel_bench
 from ddtree.checkpoint import convert_to_hf, convert_to_kdtr
+from ddtree.cli_bench import bench_group
+from ddtree.cli_memory import memory_of, memory_options, refuse_memory_options
 from ddtree.cli_options import (
     LateBar,
     bundle_of,
@@ -24,21 +25,19 @@ from ddtree.cli_options import (
     decode_options,
     describe_backend,
     engine_of,
+    json_option,
     model_options,
     say,
 )
 from ddtree.compare import ACCEPTANCE_NOTE, best_rows, compare, fair_pairs, format_table, plan, report
 from ddtree.config import METHODS
 from ddtree.demo import run_demo
+from ddtree.engine_memory import format_memory
 from ddtree.errors import DdtreeError, UsageError
 from ddtree.generate import generate
 from ddtree.inspect import describe, verify
 from ddtree.inspect import format_table as format_arrays
 from ddtree.prompts import DEFAULT_PROMPTS, load_prompts
-
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else."
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -158,11 +157,22 @@ def compare_command(
 
 
 @cli.command("inspect")
-@click.argument("path")
+@click.argument("path", required=False)
 @click.option("--verify", "check", is_flag=True, help="Check every array's checksum.")
+@click.option("--memory", is_flag=True, help="Show what an engine of the model PATH would take on a GPU.")
+@memory_options
 @json_option
-def inspect_command(path: str, check: bool, as_json: bool) -> None:
-    """Show the arrays, dtypes, shapes, bytes, parameters and meta of a KDTR file."""
+def inspect_command(path: str | None, check: bool, memory: bool, as_json: bool, **options: Any) -> None:
+    """Show the arrays, dtypes, shapes, bytes, parameters and meta of a KDTR file.
+
+    With --memory, PATH is a bundle folder or a target, by default the shipped model; neither its weights nor a GPU
+    are touched.
+    """
+    if memory:
+        report = memory_of(path, check, options)
+        click.echo(json.dumps(report.to_json(), indent=1) if as_json else format_memory(report))
+        return
+    refuse_memory_options(path, options)
     description = describe(path)
     if check:
         with tqdm(total=len(description["arrays"]), desc="verify", unit="array") as bar:
@@ -183,24 +193,7 @@ def convert_command(source: str, output: str, as_json: bool) -> None:
     click.echo(json.dumps(summary, indent=1) if as_json else _lines(summary))
 
 
-@cli.group("bench")
-def bench_group() -> None:
-    """Measure on this machine's GPU: correctness first, then time."""
-
-
-@bench_group.command("kernels")
-@click.option("--only", help="Only the cases whose name contains this.")
-@click.option("--quick", is_flag=True, help="Small sizes: does everything run?")
-@json_option
-def bench_kernels_command(only: str | None, quick: bool, as_json: bool) -> None:
-    """Check every kernel against its NumPy reference, then time it as a graph node and as a launch from Python.
-
-    Exit 1 when a kernel fails its check.
-    """
-    bar = LateBar("bench kernels", "case")
-    document = run_kernel_bench(only, quick, lambda record, number, total: bar.step(total))
-    click.echo(json.dumps(document, indent=1) if as_json else format_kernel_table(document))
-    sys.exit(1 if failures(document) else 0)
+cli.add_command(bench_group)
 
 
 @cli.command("demo")

@@ -13,8 +13,10 @@ from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.engine import Engine
 from ddtree.ops import BACKENDS, find_backend
 
+LOAD_BAR_DELAY = 2.0  # seconds
 
-def _stack(*options: Callable) -> Callable:
+
+def stack(*options: Callable) -> Callable:
     """One decorator out of several, shown in the order given."""
 
     def decorate(command: Callable) -> Callable:
@@ -25,7 +27,7 @@ def _stack(*options: Callable) -> Callable:
     return decorate
 
 
-model_options = _stack(
+model_options = stack(
     click.option(
         "--model",
         default=str(DEFAULT_MODEL),
@@ -41,13 +43,19 @@ model_options = _stack(
         "--route", default="device", show_default=True, help="Where MoE gates are made: device or host."
     ),
     click.option(
+        "--gemm",
+        default="invariant",
+        show_default=True,
+        help="What multiplies matrices: invariant, or on cuda cublas, without row invariance.",
+    ),
+    click.option(
         "--graphs/--no-graphs",
         default=True,
         show_default=True,
         help="cuda: replay captured rounds or launch eagerly.",
     ),
 )
-decode_options = _stack(
+decode_options = stack(
     click.option("--max-new-tokens", type=int, default=64, show_default=True, help="Never exceeded."),
     click.option(
         "--top-k", type=int, default=0, show_default=True, help="Keep the k likeliest tokens; 0 is off."
@@ -60,6 +68,10 @@ decode_options = _stack(
     ),
 )
 
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else."
+)
+
 
 def say(text: str) -> None:
     """A line for the person watching: stderr, so that stdout holds results alone."""
@@ -67,17 +79,31 @@ def say(text: str) -> None:
 
 
 class LateBar:
-    """A progress bar that shows itself at the first step, so that what is refused before leaves one line alone."""
+    """A progress bar that shows itself at the first step, so that what is refused before leaves one line alone.
 
-    def __init__(self, what: str, unit: str):
-        self.what, self.unit, self.bar = what, unit, None
+    With a `delay` it waits that many seconds, and what is done before shows none.
+    """
 
-    def step(self, total: int) -> None:
-        """One more of `total` is done."""
+    def __init__(self, what: str, unit: str, delay: float = 0, scaled: bool = False):
+        self.what, self.unit, self.delay, self.scaled, self.bar = what, unit, delay, scaled, None
+
+    def step(self, total: int, count: int = 1) -> None:
+        """`count` more of `total` are done."""
         if self.bar is None:
-            self.bar = tqdm(total=total, desc=self.what, unit=self.unit)
-        self.bar.update()
+            self.bar = tqdm(
+                total=total, desc=self.what, unit=self.unit, delay=self.delay, unit_scale=self.scaled
+            )
+        self.bar.update(count)
         if self.bar.n >= total:
+            self.bar.close()
+
+    def add(self, count: int, total: int) -> None:
+        """The same, as a callback of an Engine."""
+        self.step(total, count)
+
+    def close(self) -> None:
+        """Leave the bar as it is, whatever was done."""
+        if self.bar is not None:
             self.bar.close()
 
 
@@ -87,17 +113,23 @@ def bundle_of(options: dict[str, Any]) -> Bundle:
 
 
 def engine_of(bundle: Bundle, max_budget: int, options: dict[str, Any]) -> Engine:
-    """Open an engine for trees of at most `max_budget` nodes."""
-    choice = {name: options[name] for name in ("dtype", "route", "graphs")}
+    """Open an engine for trees of at most `max_budget` nodes; a load of more than a moment shows a bar."""
+    names = ("dtype", "route", "gemm", "graphs", "max_context")
+    choice = {name: options[name] for name in names if name in options}
     backend = find_backend() if options["backend"] == "auto" else options["backend"]
-    return Engine(bundle, backend=backend, max_budget=max_budget, **choice)
+    bar = LateBar("load", "B", LOAD_BAR_DELAY, scaled=True)
+    try:
+        return Engine(bundle, backend=backend, max_budget=max_budget, progress=bar.add, **choice)
+    finally:
+        bar.close()
 
 
 def describe_backend(engine: Engine) -> str:
     """The backend that the caller picked, in words: every result says it."""
     ops, runner = engine.ops, engine.runner
     launches = "" if runner is None else ", CUDA graphs" if runner.graphs else ", eager"
-    return f"backend {ops.name} ({ops.device}), {ops.dtype_name}, MoE route {ops.route}{launches}"
+    gemm = "gemm invariant" if ops.gemm == "invariant" else f"gemm {ops.gemm} (no row invariance)"
+    return f"backend {ops.name} ({ops.device}), {ops.dtype_name}, MoE route {ops.route}, {gemm}{launches}"
 
 
 def decode_config(

@@ -15,7 +15,7 @@ from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
 from ddtree.errors import UsageError
 from ddtree.rounds import STAGES, HostRounds, Round
-from ddtree.rounds_device import DeviceRounds
+from ddtree.rounds_device import DeviceRounds, check_shape
 from ddtree.shapes import SHAPES
 
 __all__ = ["STAGES", "Round", "checked_prompt", "decode"]
@@ -37,6 +37,10 @@ def decode(
         raise UsageError(
             f"budget: this engine was opened for {engine.max_budget} nodes, found {config.budget}"
         )
+    if not 0 <= sequence < 2**32:
+        raise UsageError(f"sequence: expected an index from 0 to {2**32 - 1}, found {sequence!r}")
+    if engine.runner:
+        check_shape(engine, config)
     engine.reset(drafting=config.method != "ar" and config.budget > 0)
     rounds = (DeviceRounds if engine.runner else HostRounds)(engine, config, sequence)
     return _rounds(rounds, engine, prompt, config, engine.decodes_started)

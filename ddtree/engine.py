@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ddtree.batch import ForwardBatch, chain_batch, tree_batch
 from ddtree.bundle import Bundle
-from ddtree.cache import LatentCache
-from ddtree.config import MAX_BUDGET, SamplingConfig
-from ddtree.drafter import Drafter
+from ddtree.config import SamplingConfig
+from ddtree.engine_memory import check_free, measure, plan_memory
+from ddtree.engine_parts import PREFILL_CHUNK, EngineSizes, allocate
 from ddtree.errors import NumericsError, UsageError
-from ddtree.model import Model, Observer
+from ddtree.model import Observer
 from ddtree.ops import get_ops
 from ddtree.ops.graphs import GraphRunner
 from ddtree.sampling import choose_tokens
 from ddtree.tree import DraftTree
-
-PREFILL_CHUNK = 64  # rows a prompt goes through at once
 
 
 class Engine:
@@ -28,6 +26,10 @@ class Engine:
     The cache holds max_context rows and the largest verify on top, so no round can run over it. `drafting` says
     whether committed rows feed the drafter; autoregressive decoding turns it off. On the backend cuda a `runner` runs
     whole rounds on the device, captured in CUDA graphs unless `graphs` is false; the stages below are the host's.
+
+    All memory is taken here. `progress(bytes, total)` hears of each piece of the weights on its way to the device.
+    Raises UsageError for a setting that is not offered, DeviceMemoryError before anything is loaded where there is
+    too little memory, and KdtrError for a broken file.
     """
 
     def __init__(
@@ -39,34 +41,28 @@ class Engine:
         route: str = "device",
         max_budget: int = 32,
         max_context: int | None = None,
+        gemm: str = "invariant",
         graphs: bool = True,
         prefill_chunk: int = PREFILL_CHUNK,
+        progress: Callable[[int, int], None] | None = None,
     ):
         self.bundle, self.config = bundle, bundle.config
-        self.ops = ops = get_ops(backend, dtype, route)
-        self.runner = GraphRunner(ops, graphs and route == "device") if backend == "cuda" else None
-        self.device_state: Any = None  # what rounds on the device keep between decodes
+        self.ops = ops = get_ops(backend, dtype, route, gemm)
         longest = self.config.max_position_embeddings
-        self.max_context = longest if max_context is None else max_context
-        self.max_budget = max_budget
-        for name, value, least, most in (
-            ("max_budget", max_budget, 0, MAX_BUDGET),
-            ("context", self.max_context, 1, longest),
-            ("prefill_chunk", prefill_chunk, 1, MAX_BUDGET),
-        ):
-            if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
-                raise UsageError(f"{name}: expected an integer from {least} to {most}, found {value!r}")
+        sizes = EngineSizes.checked(longest, max_budget, max_context, prefill_chunk)
+        ops.check_sizes(self.config, bundle.drafter_config, max_budget)
+        self.max_context, self.max_budget = sizes.max_context, max_budget
         self.prefill_chunk = prefill_chunk
-        rows = max(max_budget + 1, prefill_chunk)
-        drafter = bundle.drafter_config
-        positions = self.max_context + (drafter.block_size if drafter else 0)
-        weights = bundle.target_weights(positions, ops)
-        self.model = Model(self.config, weights, rows, drafter.target_layer_ids if drafter else (), ops)
-        self.cache = LatentCache(self.config, self.max_context + rows, ops)
-        self.drafter = None
-        if drafter is not None:
-            drafter_weights = bundle.drafter_weights(positions, ops)
-            self.drafter = Drafter(drafter, drafter_weights, self.cache.capacity, rows, ops)
+        self.runner = GraphRunner(ops, graphs and route == "device") if backend == "cuda" else None
+        self._check_memory(sizes)
+        if progress is not None:
+            ops.on_upload = lambda count: progress(count, bundle.weight_bytes)
+        try:
+            self.parts = allocate(bundle, sizes, ops)
+        finally:
+            ops.on_upload = None
+        self.model, self.cache, self.drafter = self.parts.model, self.parts.cache, self.parts.drafter
+        self.device_state = self.parts.state  # what rounds on the device keep between launches
         self.drafting = self.drafter is not None
         self.decodes_started = 0  # a decode that finds another number than its own has lost the cache
         self._pending: Any = None  # features of committed rows that the drafter has not seen yet
@@ -79,6 +75,17 @@ class Engine:
     def horizon(self) -> int:
         """The deepest node a draft can hold; 0 without a drafter."""
         return self.drafter.config.horizon if self.drafter else 0
+
+    def _check_memory(self, sizes: EngineSizes) -> None:
+        """Raise DeviceMemoryError unless all that the engine will take is free now."""
+        free = self.ops.free_memory() if self.runner else None
+        if free is not None:
+            report = plan_memory(self.bundle, sizes, self.ops.dtype_name, self.ops.gemm)
+            check_free(report, free, self.ops.device)
+
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Bytes that the engine's arrays take, by area and group."""
+        return measure(self.parts, self.ops)
 
     def reset(self, drafting: bool) -> None:
         """Forget the context. Raises UsageError when a drafter is asked for and the bundle has none."""

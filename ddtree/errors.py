@@ -20,6 +20,10 @@ class CapacityError(DdtreeError):
     """A call needs more cache rows or more scratch than was allocated; nothing was written."""
 
 
+class DeviceMemoryError(DdtreeError):
+    """The device has too little free memory: how many bytes were needed, for what, and how many are free."""
+
+
 class NumericsError(DdtreeError):
     """A logits row that decides a token has a NaN or no finite value; nothing of the round was committed."""
 

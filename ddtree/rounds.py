@@ -9,11 +9,14 @@ import numpy as np
 
 from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
+from ddtree.engine_state import STAGES
 from ddtree.errors import NumericsError
 from ddtree.shapes import SHAPES
 from ddtree.tree import DraftTree
 
-STAGES = ("draft", "build", "verify", "accept", "compact")
+# What the host does while a round runs on a device: the decode loop and its reader since the round before, launching,
+# asking for the report's copy, waiting for it (the device's time, not the host's), and reading it.
+HOST_PARTS = ("loop", "launch", "copy", "wait", "bookkeeping")
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Round:
     `tokens` are those committed and returned, the cut made; `path` are the accepted rows before it, the root first.
     `seconds` is by stage; `table` the drafter's (token_ids, log_probs) or None; `num_bad_rows` counts rows off the
     walk whose logits had a NaN or nothing finite; `finish` is None until the last round: stop, length or context.
+    `host_seconds` is by HOST_PARTS, None where the host computes the round itself and for the prefill.
     """
 
     index: int
@@ -36,14 +40,15 @@ class Round:
     table: tuple[np.ndarray, np.ndarray] | None
     num_bad_rows: int
     finish: str | None
+    host_seconds: dict[str, float] | None = None
 
 
 class Clock:
-    """Seconds by stage, in the one order of STAGES."""
+    """Seconds by stage, in the one order of `stages`; the first began at `since`, or begins now."""
 
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(STAGES, 0.0)
-        self.last = time.perf_counter()
+    def __init__(self, stages: tuple[str, ...] = STAGES, since: float | None = None) -> None:
+        self.seconds = dict.fromkeys(stages, 0.0)
+        self.last = time.perf_counter() if since is None else since
 
     def stage(self, name: str) -> None:
         now = time.perf_counter()

@@ -6,73 +6,41 @@ launches it, copies one report, and learns from it what was committed.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 
-from ddtree.batch import ForwardBatch, chain_batch
+from ddtree.batch import ForwardBatch
 from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
+from ddtree.engine_state import HEAD, STAGES, TIMES, buffer_size
 from ddtree.errors import NumericsError, UsageError
-from ddtree.rounds import STAGES, Round, bad_prompt, cut_at_stop, max_depth_of
+from ddtree.rounds import HOST_PARTS, Clock, Round, bad_prompt, cut_at_stop, max_depth_of
 from ddtree.tree import DraftTree
 
-HEAD = 5  # report slots before the arrays: length, bonus, nodes, bad rows off the walk, first bad row of the walk
 
-
-class DeviceState:
-    """What lives on the device between launches, for trees of up to `max_budget` nodes and horizons up to `horizon`."""
-
-    def __init__(self, engine: Engine):
-        ops, rows = engine.ops, max(engine.max_budget + 1, engine.prefill_chunk)
-        config, horizon = engine.config, engine.horizon
-
-        def integers(count: int) -> Any:
-            return ops.empty((count,), np.int32)
-
-        self.context_len, self.wanted, self.max_depth, self.count = (integers(1) for _ in range(4))
-        self.num_nodes = ops.integers(np.zeros(1))
-        self.zero = ops.integers(np.zeros(1))
-        self.result = integers(2)
-        self.token_ids, self.parents, self.depths, self.positions = (integers(rows) for _ in range(4))
-        self.target_tokens, self.path = integers(rows), integers(rows)
-        self.bad = ops.empty((rows,), np.uint8)
-        self.log_weights = ops.empty((rows,), np.float64)
-        self.lineage = integers(rows * (horizon + 1))
-        # one buffer that the host copies whole: the stages' time stamps, then the report
-        self.buffer = ops.empty((len(STAGES) + 1 + (HEAD + 7 * rows + 1) // 2,), np.uint64)
-        self.times = self.buffer[: len(STAGES) + 1]
-        self.report = self.buffer[len(STAGES) + 1 :].view(np.int32)
-        self.settings = ops.empty((6,), np.uint32)
-        chain = chain_batch(np.zeros(engine.prefill_chunk), 0)
-        self.chain_depths, self.chain_lineage = ops.integers(chain.depths), ops.integers(chain.lineage)
-        self.prompt = integers(engine.prefill_chunk)
-        k = min(engine.max_budget, config.vocab_size)
-        self.table_ids = integers(horizon * k)
-        self.table_log_probs = ops.empty((horizon * k,))
-        if engine.drafter is not None:
-            block = np.full(engine.drafter.config.block_size, engine.drafter.config.mask_token_id)
-            self.block = ops.integers(block)
-        else:
-            self.block = integers(1)
+def check_shape(engine: Engine, config: DecodeConfig) -> None:
+    """Raise UsageError for a tree that is not built on the device."""
+    if config.method == "tree" and config.shape != "best_first":
+        raise UsageError(
+            f"shape: the backend {engine.ops.name} builds best_first alone, found {config.shape!r}"
+        )
 
 
 class DeviceRounds:
     """The rounds of one decode on the device."""
 
     def __init__(self, engine: Engine, config: DecodeConfig, sequence: int):
-        if config.method == "tree" and config.shape != "best_first":
-            raise UsageError(
-                f"shape: the backend {engine.ops.name} builds best_first alone, found {config.shape!r}"
-            )
-        if engine.device_state is None:
-            engine.device_state = DeviceState(engine)
         self.engine, self.config, self.state = engine, config, engine.device_state
         self.budget = 0 if config.method == "ar" else config.budget
         if config.method == "chain":
             self.budget = min(config.budget, engine.horizon)
         self.width = min(1 if config.method == "chain" else self.budget, engine.config.vocab_size)
         self.rows = self.budget + 1
+        self.key: tuple = config.method, self.budget, config.sampling.greedy  # what the launches depend on
+        self.copied = self._copied(self.rows)
+        self.left = 0.0  # when the host was done with the last round
         if not config.sampling.greedy:
             sampling = config.sampling
             settings = engine.ops.sample_settings(
@@ -92,26 +60,52 @@ class DeviceRounds:
             tokens[: len(chunk)] = chunk
             engine.ops.write(state.prompt, tokens)
             self._set(state.count, len(chunk))
-            engine.runner.run(("prefill", self.config.sampling.greedy, engine.drafting), self._prefill_chunk)
+            key = ("prefill", start == 0, self.config.sampling.greedy, engine.drafting)
+            engine.runner.run(key, self._prefill_first if start == 0 else self._prefill_chunk)
             engine.cache.context_len += len(chunk)
-        head, seconds = self._copy_report(HEAD)
+        self._ask_for_report(self._copied(0))
+        self._wait()
+        head, seconds = self._read_report(HEAD)
         position = len(prompt) - 1
         if head[4] >= 0:
             raise bad_prompt(position)
         first = int(head[1])
         tree, path = DraftTree.root_only(int(prompt[-1])), np.zeros(1, np.int32)
+        self.left = time.perf_counter()
         return Round(
             0, position, tree, np.array([first], np.int32), path, first, (first,), seconds, None, 0, None
         )
 
     def next(self, last: Round, wanted: int) -> Round:
         """The round after `last`; it commits at most `wanted` tokens."""
-        engine = self.engine
+        engine, host = self.engine, Clock(HOST_PARTS, self.left)
+        host.stage("loop")
         if last.index == 0:
             self._first_round(wanted)
         context_len = engine.context_len
-        engine.runner.run((self.config.method, self.budget, self.config.sampling.greedy), self._round)
-        report, seconds = self._copy_report(HEAD + 7 * self.rows)
+        host.stage("bookkeeping")
+        engine.runner.run(self.key, self._round)
+        host.stage("launch")
+        self._ask_for_report(self.copied)
+        host.stage("copy")
+        self._wait()
+        host.stage("wait")
+        tree, target, path, bonus, num_bad, seconds = self._decoded(context_len)
+        tokens = cut_at_stop(tuple(target[path].tolist()), self.config.stop_token_ids)
+        engine.cache.context_len += len(tokens)
+        host.stage("bookkeeping")
+        self.left, index = host.last, last.index + 1
+        return Round(
+            *(index, context_len, tree, target, path, bonus, tokens, seconds),
+            *(None, num_bad, None, host.seconds),
+        )
+
+    def _decoded(self, context_len: int) -> tuple[DraftTree, np.ndarray, np.ndarray, int, int, dict]:
+        """Tree, target tokens, path, bonus, bad rows off the walk and stage times out of the report.
+
+        Raises NumericsError when a row of the walk is bad.
+        """
+        report, seconds = self._read_report(HEAD + 7 * self.rows)
         length, bonus, num_nodes, num_bad, first_bad = report[:HEAD].tolist()
         arrays = report[HEAD:]
         target, path, token_ids, parents, depths = arrays[: 5 * self.rows].reshape(5, self.rows)
@@ -123,13 +117,7 @@ class DeviceRounds:
         used = slice(num_nodes + 1)
         weights = arrays[5 * self.rows :].copy().view(np.float64)
         tree = DraftTree(token_ids[used], parents[used], depths[used], weights[used])
-        path = path[:length]
-        tokens = cut_at_stop(tuple(target[path].tolist()), self.config.stop_token_ids)
-        engine.cache.context_len += len(tokens)
-        index = last.index + 1
-        return Round(
-            index, context_len, tree, target[used], path, bonus, tokens, seconds, None, num_bad, None
-        )
+        return tree, target[used], path[:length], bonus, num_bad, seconds
 
     def _set(self, array: Any, value: int) -> None:
         self.engine.ops.write(array, np.array([value], np.int32))
@@ -149,21 +137,38 @@ class DeviceRounds:
                 self._set(array[:1], value)
             ops.write(state.log_weights[:1], np.zeros(1))
 
-    def _copy_report(self, count: int) -> tuple[np.ndarray, dict[str, float]]:
-        """The first `count` slots of the report, and seconds by stage: the one copy and wait of a round."""
-        slots = len(STAGES) + 1
-        buffer = self.engine.ops.read(self.state.buffer[: slots + (count + 1) // 2])
-        stamps = np.diff(buffer[:slots].astype(np.int64)) / 1e9
-        return buffer[slots:].view(np.int32)[:count], dict(zip(STAGES, stamps.tolist(), strict=True))
+    def _copied(self, rows: int) -> tuple[Any, np.ndarray]:
+        """What is copied for a report of that many rows, on the device and on the host."""
+        size = buffer_size(rows)
+        return self.state.buffer[:size], self.state.host_buffer[:size]
+
+    def _ask_for_report(self, copied: tuple[Any, np.ndarray]) -> None:
+        """Put the one copy of a round on the stream."""
+        source, target = copied
+        source.copy_to_host(target, stream=self.engine.ops.stream)
+
+    def _wait(self) -> None:
+        if self.engine.ops.stream:
+            self.engine.ops.stream.synchronize()
+
+    def _read_report(self, count: int) -> tuple[np.ndarray, dict[str, float]]:
+        """A copy of the first `count` slots of the report that came, and seconds by stage."""
+        buffer = self.state.host_buffer[: TIMES + (count + 1) // 2].copy()
+        stamps = np.diff(buffer[:TIMES].astype(np.int64)) / 1e9
+        return buffer[TIMES:].view(np.int32)[:count], dict(zip(STAGES, stamps.tolist(), strict=True))
 
     # --- what the device does ----------------------------------------------------------------------------------------
+
+    def _prefill_first(self) -> None:
+        """The first chunk of a prompt: verify begins here, and ends in the last chunk."""
+        for slot in range(3):
+            self.engine.ops.stamp(self.state.times, slot)
+        self._prefill_chunk()
 
     def _prefill_chunk(self) -> None:
         """One chunk of a prompt: rows past `count` are padding, and what they write is unreachable."""
         engine, ops, state = self.engine, self.engine.ops, self.state
         rows = engine.prefill_chunk
-        for slot in range(3):
-            ops.stamp(state.times, slot)
         batch = ForwardBatch(state.prompt, state.chain_depths, state.chain_lineage, state.context_len)
         logits, features = engine.model.forward(batch, engine.cache)
         ops.stamp(state.times, 3)

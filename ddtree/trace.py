@@ -23,7 +23,7 @@ from ddtree.tree import DraftTree
 from ddtree.versions import package_version
 
 SCHEMA = 1
-PACKAGES = ("ddtree", "python", "numpy", "numba", "numba-cuda", "cuda-core", "tokenizers")
+PACKAGES = ("ddtree", "python", "numpy", "numba", "numba-cuda", "cuda-core", "nvmath-python", "tokenizers")
 
 
 @dataclass
@@ -51,6 +51,7 @@ class TraceWriter:
                 "backend": engine.ops.name,
                 "dtype": engine.ops.dtype_name,
                 "route": engine.ops.route,
+                "gemm": engine.ops.gemm,
                 "device": engine.ops.device,
                 "model_sha256": engine.bundle.sha256(),
             }

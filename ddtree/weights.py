@@ -5,6 +5,8 @@ Names are those of DeepSeek's checkpoints; rotary rows are already in halves ord
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.kdtr import KdtrFile
 from ddtree.rope import rotary_tables
+from ddtree.weights_pieces import pieces
 
 
 @dataclass(frozen=True)
@@ -90,41 +93,77 @@ class DrafterWeights:
     sin: Any
 
 
-class _Reader:
-    """Moves a file's arrays into a backend's memory: matrices in its matmul format, the rest exactly."""
+class WeightReader:
+    """Moves a file's arrays into a backend's memory: matrices in its matmul format, the rest exactly.
 
-    def __init__(self, file: KdtrFile, ops: Any):
-        self.file, self.ops = file, ops
+    Arrays go piece by piece to where they will lie, so that the host holds no copy of them. `upload` is None where
+    the backend only counts; then the file's arrays are not read.
+    """
+
+    def __init__(self, file: KdtrFile, ops: Any, upload: Callable[[Any, int, np.ndarray], None] | None):
+        self.file, self.ops, self.upload = file, ops, upload
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.file.info(name).shape
 
     def matrix(self, name: str) -> Any:
-        return self.ops.put(self.file[name])
+        return self.fill(self.ops.empty_matrix(self.shape(name)), name)
 
     def exact(self, name: str) -> Any:
-        return self.ops.put_exact(self.file[name])
+        return self.fill(self.ops.empty(self.shape(name)), name)
+
+    def stack(self, names: list[str]) -> Any:
+        """Matrices of one shape as [len(names), ...], each put in its place."""
+        shape = self.shape(names[0])
+        out, size = self.ops.empty_matrix((len(names), *shape)), math.prod(shape)
+        for index, name in enumerate(names):
+            self.fill(out, name, index * size)
+        return out
+
+    def fill(
+        self, out: Any, name: str, start: int = 0, part: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> Any:
+        """Put an array of the file, or `part` of it, to the elements start.. of `out`; returns `out`."""
+        if self.upload is None:
+            return out
+        values = self.file[name] if part is None else part(self.file[name])
+        for place, piece in pieces(values, self.ops.chunk_bytes // out.dtype.itemsize):
+            self.upload(out, start + place, piece)
+            if self.ops.on_upload is not None:
+                self.ops.on_upload(piece.nbytes)
+        return out
 
     def mlp(self, prefix: str) -> MlpWeights:
         return MlpWeights(*(self.matrix(f"{prefix}.{name}_proj.weight") for name in ("gate", "up", "down")))
 
 
-def load_target(file: KdtrFile, config: ModelConfig, num_positions: int, ops: Any) -> TargetWeights:
-    """Read a target's arrays into `ops` memory, with rotary tables for `num_positions` positions."""
+def load_target(
+    file: KdtrFile,
+    config: ModelConfig,
+    num_positions: int,
+    ops: Any,
+    reader: Callable[..., WeightReader] = WeightReader,
+) -> TargetWeights:
+    """Read a target's arrays into `ops` memory, with rotary tables for `num_positions` positions.
 
-    read = _Reader(file, ops)
-    cos, sin = rotary_tables(config.rope, config.qk_rope_head_dim, num_positions)
-    layers = [_target_layer(read, config, layer) for layer in range(config.num_hidden_layers)]
-    embedding = read.matrix("model.embed_tokens.weight")
-    head = embedding if config.tie_word_embeddings else read.matrix("lm_head.weight")
-    tables = ops.put_exact(cos), ops.put_exact(sin)
-    return TargetWeights(embedding, layers, read.exact("model.norm.weight"), head, *tables)
+    `reader` makes what the arrays come through, of (file, ops, upload): weights need not come from a file. Raises
+    KdtrError for an array that is not what its checksum says, DeviceMemoryError where there is no room.
+    """
+    tables = [
+        ops.put_exact(table) for table in rotary_tables(config.rope, config.qk_rope_head_dim, num_positions)
+    ]
+    with ops.uploads() as upload:
+        read = reader(file, ops, upload)
+        embedding = read.matrix("model.embed_tokens.weight")
+        layers = [_target_layer(read, config, layer) for layer in range(config.num_hidden_layers)]
+        head = embedding if config.tie_word_embeddings else read.matrix("lm_head.weight")
+        return TargetWeights(embedding, layers, read.exact("model.norm.weight"), head, *tables)
 
 
-def _target_layer(read: _Reader, config: ModelConfig, layer: int) -> LayerWeights:
+def _target_layer(read: WeightReader, config: ModelConfig, layer: int) -> LayerWeights:
     prefix = f"model.layers.{layer}"
     attention, has_q_lora = f"{prefix}.self_attn", config.q_lora_rank is not None
-    heads, nope = config.num_attention_heads, config.qk_nope_head_dim
-    kv_b = read.file[f"{attention}.kv_b_proj.weight"].reshape(
-        heads, nope + config.v_head_dim, config.kv_lora_rank
-    )
+    w_kc, w_vc = _absorbed(read, config, f"{attention}.kv_b_proj.weight")
     return LayerWeights(
         input_norm=read.exact(f"{prefix}.input_layernorm.weight"),
         q_a=read.matrix(f"{attention}.q_a_proj.weight") if has_q_lora else None,
@@ -132,19 +171,32 @@ def _target_layer(read: _Reader, config: ModelConfig, layer: int) -> LayerWeight
         q_b=read.matrix(f"{attention}.{'q_b_proj' if has_q_lora else 'q_proj'}.weight"),
         kv_a=read.matrix(f"{attention}.kv_a_proj_with_mqa.weight"),
         kv_a_norm=read.exact(f"{attention}.kv_a_layernorm.weight"),
-        w_kc=read.ops.put(kv_b[:, :nope].transpose(0, 2, 1)),
-        w_vc=read.ops.put(kv_b[:, nope:]),
+        w_kc=w_kc,
+        w_vc=w_vc,
         o=read.matrix(f"{attention}.o_proj.weight"),
         post_norm=read.exact(f"{prefix}.post_attention_layernorm.weight"),
         mlp=_moe(read, config, f"{prefix}.mlp") if config.is_moe(layer) else read.mlp(f"{prefix}.mlp"),
     )
 
 
-def _moe(read: _Reader, config: ModelConfig, prefix: str) -> MoeWeights:
+def _absorbed(read: WeightReader, config: ModelConfig, name: str) -> tuple[Any, Any]:
+    """w_kc [H, R, nope] and w_vc [H, v, R], the two parts of kv_b [H x (nope + v), R]."""
+    heads, nope, rank = config.num_attention_heads, config.qk_nope_head_dim, config.kv_lora_rank
+
+    def by_head(kv_b: np.ndarray) -> np.ndarray:
+        return kv_b.reshape(heads, nope + config.v_head_dim, rank)
+
+    w_kc = read.ops.empty_matrix((heads, rank, nope))
+    w_vc = read.ops.empty_matrix((heads, config.v_head_dim, rank))
+    read.fill(w_kc, name, part=lambda kv_b: by_head(kv_b)[:, :nope].transpose(0, 2, 1))
+    read.fill(w_vc, name, part=lambda kv_b: by_head(kv_b)[:, nope:])
+    return w_kc, w_vc
+
+
+def _moe(read: WeightReader, config: ModelConfig, prefix: str) -> MoeWeights:
     def stacked(name: str) -> Any:
-        experts = range(config.n_routed_experts)
-        return read.ops.put(
-            np.stack([read.file[f"{prefix}.experts.{e}.{name}_proj.weight"] for e in experts])
+        return read.stack(
+            [f"{prefix}.experts.{e}.{name}_proj.weight" for e in range(config.n_routed_experts)]
         )
 
     has_bias = config.topk_method == "noaux_tc"
@@ -156,24 +208,30 @@ def _moe(read: _Reader, config: ModelConfig, prefix: str) -> MoeWeights:
     )
 
 
-def load_drafter(file: KdtrFile, config: DrafterConfig, num_positions: int, ops: Any) -> DrafterWeights:
-    """Read a drafter's arrays into `ops` memory, with rotary tables for `num_positions` positions."""
-    read = _Reader(file, ops)
+def load_drafter(
+    file: KdtrFile,
+    config: DrafterConfig,
+    num_positions: int,
+    ops: Any,
+    reader: Callable[..., WeightReader] = WeightReader,
+) -> DrafterWeights:
+    """Read a drafter's arrays into `ops` memory, with rotary tables for `num_positions` positions; raises likewise."""
+    tables = [ops.put_exact(table) for table in rotary_tables(config.rope, config.head_dim, num_positions)]
+    with ops.uploads() as upload:
+        read = reader(file, ops, upload)
+        layers = [_drafter_layer(read, index) for index in range(config.num_hidden_layers)]
+        norms = read.exact("hidden_norm.weight"), read.exact("norm.weight")
+        return DrafterWeights(read.matrix("fc.weight"), norms[0], layers, norms[1], *tables)
 
-    def layer(index: int) -> DrafterLayerWeights:
-        prefix, attention = f"layers.{index}", f"layers.{index}.self_attn"
-        return DrafterLayerWeights(
-            read.exact(f"{prefix}.input_layernorm.weight"),
-            *(read.matrix(f"{attention}.{name}_proj.weight") for name in ("q", "k", "v")),
-            read.exact(f"{attention}.q_norm.weight"),
-            read.exact(f"{attention}.k_norm.weight"),
-            read.matrix(f"{attention}.o_proj.weight"),
-            read.exact(f"{prefix}.post_attention_layernorm.weight"),
-            read.mlp(f"{prefix}.mlp"),
-        )
 
-    cos, sin = rotary_tables(config.rope, config.head_dim, num_positions)
-    layers = [layer(index) for index in range(config.num_hidden_layers)]
-    norms = read.exact("hidden_norm.weight"), read.exact("norm.weight")
-    tables = ops.put_exact(cos), ops.put_exact(sin)
-    return DrafterWeights(read.matrix("fc.weight"), norms[0], layers, norms[1], *tables)
+def _drafter_layer(read: WeightReader, index: int) -> DrafterLayerWeights:
+    prefix, attention = f"layers.{index}", f"layers.{index}.self_attn"
+    return DrafterLayerWeights(
+        read.exact(f"{prefix}.input_layernorm.weight"),
+        *(read.matrix(f"{attention}.{name}_proj.weight") for name in ("q", "k", "v")),
+        read.exact(f"{attention}.q_norm.weight"),
+        read.exact(f"{attention}.k_norm.weight"),
+        read.matrix(f"{attention}.o_proj.weight"),
+        read.exact(f"{prefix}.post_attention_layernorm.weight"),
+        read.mlp(f"{prefix}.mlp"),
+    )

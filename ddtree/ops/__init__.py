@@ -13,20 +13,23 @@ from ddtree.ops.numpy_ops import NumpyOps
 BACKENDS = ("numpy", "cuda")
 
 
-def get_ops(backend: str = "numpy", dtype: str = "f32", route: str = "device") -> Any:
+def get_ops(
+    backend: str = "numpy", dtype: str = "f32", route: str = "device", gemm: str = "invariant"
+) -> Any:
     """The operations of `backend` in `dtype` (numpy: f32, f64; cuda: f32, bf16), MoE gates by `route`.
 
-    Raises UsageError for a name that is not offered, and for cuda where there is neither a GPU nor the simulator.
+    `gemm` names what makes the plain products: `invariant`, or on cuda `cublas`, which has no row invariance. Raises
+    UsageError for a name that is not offered, and for cuda where there is neither a GPU nor the simulator.
     """
     if backend not in BACKENDS:
         raise UsageError(f"backend: expected one of {', '.join(BACKENDS)}, found {backend!r}")
     if backend == "numpy":
-        return NumpyOps(dtype, route)
+        return NumpyOps(dtype, route, gemm)
     if not simulated():
         require_gpu("backend cuda")
     from ddtree.ops.cuda_ops import CudaOps  # Numba's CUDA parts load only where they are wanted
 
-    return CudaOps(dtype, route)
+    return CudaOps(dtype, route, gemm)
 
 
 def find_backend() -> str:

@@ -1,7 +1,6 @@
-"""The CUDA backend: device memory, and the kernels of `kernels_numba` under the names of `ddtree.reference`.
+"""The CUDA backend: the kernels of `kernels_numba` under the names of `ddtree.reference`, on device memory.
 
-In Numba's simulator the same kernels run on host memory. Scratch belongs to this object: it grows while calls run
-eagerly, and `frozen` refuses growth, as a captured graph needs.
+In Numba's simulator the same kernels run on host memory. With gemm="cublas" cuBLAS makes the plain products.
 """
 
 from __future__ import annotations
@@ -9,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
-from ddtree.errors import CapacityError, UsageError
+from ddtree.errors import UsageError
+from ddtree.ops.cublas import products
+from ddtree.ops.cuda_memory import CudaMemory
 from ddtree.ops.numpy_ops import NumpyOps
 from ddtree.reference.gate import gate_host
 from kernels_numba import (
@@ -34,83 +34,13 @@ from kernels_numba import (
     tree_build,
 )
 
-DTYPES = ("f32", "bf16")
-ROUTES = ("device", "host")
-BF16 = np.dtype("uint16")  # bits
 
-
-class CudaOps:
+class CudaOps(CudaMemory):
     """Memory and operations on a GPU, or in the simulator; every launch goes to `stream`."""
 
-    name = "cuda"
-
-    def __init__(self, dtype: str = "f32", route: str = "device"):
-        if dtype not in DTYPES:
-            raise UsageError(
-                f"dtype: expected one of {', '.join(DTYPES)} on the backend cuda, found {dtype!r}"
-            )
-        if route not in ROUTES:
-            raise UsageError(f"route: expected one of {', '.join(ROUTES)}, found {route!r}")
-        self.dtype_name, self.route = dtype, route
-        self.stream: Any = 0
-        self.frozen = False
-        self._scratch: dict[str, Any] = {}
-
-    @property
-    def device(self) -> str:
-        """The GPU's name, or the simulator's."""
-        name = cuda.get_current_device().name
-        return name.decode() if isinstance(name, bytes) else str(name)
-
-    # --- memory ------------------------------------------------------------------------------------------------------
-
-    def empty(self, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
-        """An uninitialised device array, f32 unless `dtype` says otherwise."""
-        return cuda.device_array(shape, dtype)
-
-    def empty_cache(self, shape: tuple[int, ...]) -> Any:
-        """An uninitialised cache: f32, or bf16 bits."""
-        return self.empty(shape, BF16 if self.dtype_name == "bf16" else np.float32)
-
-    def put(self, array: np.ndarray) -> Any:
-        """A matrix on the device in the matmul format: f32, or bf16 bits rounded to nearest even."""
-        if self.dtype_name == "f32":
-            return self.put_exact(array)
-        import ml_dtypes
-
-        return cuda.to_device(np.array(array, ml_dtypes.bfloat16, order="C").view(BF16))
-
-    @staticmethod
-    def put_exact(array: np.ndarray) -> Any:
-        """What stays f32 in every mode: norms, router, bias, rotary tables."""
-        return cuda.to_device(np.array(array, np.float32, order="C"))
-
-    @staticmethod
-    def integers(array: np.ndarray) -> Any:
-        """An i32 copy on the device."""
-        return cuda.to_device(np.array(array, np.int32, order="C"))
-
-    def write(self, array: Any, values: np.ndarray) -> None:
-        """Copy host values into a device array, in the order of the stream."""
-        array.copy_to_device(values, stream=self.stream)
-
-    def read(self, array: Any) -> np.ndarray:
-        """A host copy of a device array; waits for the stream."""
-        values = array.copy_to_host(stream=self.stream)
-        if self.stream:
-            self.stream.synchronize()
-        return values
-
-    def scratch(self, name: str, count: int, dtype: Any = np.float32) -> Any:
-        """A flat array of at least `count` elements that no other name shares; zero when it is made."""
-        found = self._scratch.get(name)
-        if found is None or found.shape[0] < count:
-            if self.frozen:
-                raise CapacityError(
-                    f"scratch {name}: {count} elements are wanted in a captured round, which cannot grow"
-                )
-            found = self._scratch[name] = cuda.to_device(np.zeros(count, dtype))
-        return found
+    def __init__(self, dtype: str = "f32", route: str = "device", gemm: str = "invariant"):
+        super().__init__(dtype, route, gemm)
+        self._products: Any = linear if gemm == "invariant" else products(self)
 
     # --- the forward -------------------------------------------------------------------------------------------------
 
@@ -121,10 +51,10 @@ class CudaOps:
         embed.embed(token_ids, table, out, self.stream)
 
     def linear(self, x: Any, weight: Any, out: Any) -> None:
-        linear.linear(x, weight, out, self.stream)
+        self._products.linear(x, weight, out, self.stream)
 
     def head_linear(self, x: Any, weight: Any, out: Any) -> None:
-        linear.head_linear(x, weight, out, self.stream)
+        self._products.head_linear(x, weight, out, self.stream)
 
     def rms_norm(self, x: Any, weight: Any, eps: float, out: Any) -> None:
         norm.rms_norm(x, weight, eps, out, self.stream)
@@ -193,6 +123,20 @@ class CudaOps:
             query, keys, values, block_key, block_value, context_len, window, scale, out, scratch, self.stream
         )
 
+    @staticmethod
+    def check_sizes(config: Any, drafter: Any, max_budget: int) -> None:
+        """Raise UsageError unless the kernels can run a model of these configs with trees of `max_budget` nodes."""
+        limits = [
+            ("max_budget", max_budget, min(tree_build.MAX_BUDGET, accept.MAX_ROWS - 1, topk.MAX_K)),
+            ("vocab_size", config.vocab_size, min(topk.MAX_VOCAB, sample.MAX_VOCAB)),
+            ("n_routed_experts", config.n_routed_experts, gate.MAX_EXPERTS),
+            ("num_experts_per_tok", config.num_experts_per_tok, experts.MAX_CHOSEN),
+            ("horizon", drafter.horizon if drafter else 0, tree_build.MAX_DEPTHS),
+        ]
+        for name, value, most in limits:
+            if value > most:
+                raise UsageError(f"{name}: the backend cuda takes at most {most}, found {value}")
+
     def gate(self, logits: Any, bias: Any, rule: Any, gates: Any) -> None:
         if self.route == "device":
             gate.gate(logits, bias, rule, gates, self.stream)
@@ -202,8 +146,8 @@ class CudaOps:
                 "route host: a captured round cannot wait for the host; use route device or no graphs"
             )
         on_host = np.empty(gates.shape, np.float32)
-        gate_host(logits.copy_to_host(), None if bias is None else bias.copy_to_host(), rule, on_host)
-        gates.copy_to_device(on_host)
+        gate_host(self.read(logits), None if bias is None else self.read(bias), rule, on_host)
+        self.write(gates, on_host)
 
     def experts(self, x: Any, gates: Any, w_gate: Any, w_up: Any, w_down: Any, hidden: Any, out: Any) -> None:
         rows, size = x.shape

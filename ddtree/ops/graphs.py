@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from ddtree.errors import UsageError
@@ -61,18 +63,41 @@ class GraphRunner:
             ops.stream = self.stream.numba
 
     def run(self, key: Any, body: Callable[[], None]) -> None:
-        """Run `body`, whose launches depend on `key` and on device memory alone."""
-        if key in self._graphs:
-            self.stream.replay(self._graphs[key])
-            return
-        body()
-        if self.graphs:
-            self.stream.sync()
-            self.ops.frozen = True
-            try:
+        """Run `body`, whose launches depend on `key` and on device memory alone.
+
+        Whatever cuts it short, Ctrl-C among others, leaves no graph of `key`, and scratch as it was when made.
+        """
+        try:
+            if key in self._graphs:
+                self.stream.replay(self._graphs[key])
+                return
+            body()
+            if self.graphs:
+                self.stream.sync()
+                self.ops.frozen = True
                 self._graphs[key] = self.stream.capture(lambda stream: body())
-            finally:
                 self.ops.frozen = False
+        except BaseException:
+            self.ops.recover()
+            raise
+
+
+@contextmanager
+def _overlapping() -> Iterator[None]:
+    """Numba's launches let the next one start before they end (programmatic dependent launch), where cuda.core can.
+
+    Every kernel here begins with `after_previous`, which waits for what it needs; a launch's latency is hidden behind
+    the kernel before it. Numba has no word for it, so its launch settings are replaced while a graph is captured.
+    """
+    from numba.cuda import dispatcher
+
+    plain = getattr(dispatcher, "LaunchConfig", None)
+    if hasattr(plain, "programmatic_stream_serialization"):
+        dispatcher.LaunchConfig = partial(plain, programmatic_stream_serialization=True)
+    try:
+        yield
+    finally:
+        dispatcher.LaunchConfig = plain
 
 
 class GpuStream:
@@ -110,18 +135,24 @@ class GpuStream:
         """A graph of what `launch(stream)` puts on a Numba stream.
 
         Everything must have been launched once before: a capture can neither compile nor load a kernel. Arrays that
-        the launches name must outlive the graph.
+        the launches name must outlive the graph. When `launch` raises, the stream captures no longer.
         """
         from numba import cuda
 
         builder = self.core.create_graph_builder()
-        with cuda.defer_cleanup():  # Numba frees memory when it likes, which is not for a graph to replay
-            builder.begin_building()
-            try:
-                launch(self.numba)
-            finally:
+        try:
+            with cuda.defer_cleanup():  # Numba frees memory when it likes, which is not for a graph to replay
+                builder.begin_building()
+                with _overlapping():
+                    launch(self.numba)
                 builder.end_building()
-        return builder.complete()
+            return builder.complete()
+        except BaseException:  # Ctrl-C among others: the stream must not stay in capture
+            with suppress(Exception):  # a capture that was cut short may be invalid, which ending it says
+                if builder.is_building:
+                    builder.end_building()
+            builder.close()
+            raise
 
     def replay(self, graph: Any) -> None:
         """Launch a graph."""

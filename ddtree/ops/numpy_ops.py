@@ -1,5 +1,8 @@
 """The NumPy backend: the golden operations on host arrays, in f32 or f64. It runs anywhere."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from threadpoolctl import threadpool_limits
 
@@ -16,6 +19,7 @@ from ddtree.reference.position import append_latent, append_rows, rope, split_qu
 from ddtree.reference.sample import sample
 from ddtree.reference.topk import argmax, row_is_bad, topk_log_softmax
 from ddtree.reference.tree_build import build_tree
+from ddtree.weights_pieces import convert
 
 DTYPES = {"f32": np.float32, "f64": np.float64}
 GATES = {"device": gate_device, "host": gate_host}
@@ -31,6 +35,9 @@ class NumpyOps:
 
     name = "numpy"
     device = "cpu"
+    gemm = "invariant"
+    chunk_bytes = 32 << 20  # of the pieces in which a file's arrays are converted
+    on_upload: Callable[[int], None] | None = None  # told the bytes of each
 
     embed = staticmethod(embed)
     linear = staticmethod(linear)
@@ -55,13 +62,15 @@ class NumpyOps:
     accept = staticmethod(accept)
     compact = staticmethod(compact)
 
-    def __init__(self, dtype: str = "f32", route: str = "device"):
+    def __init__(self, dtype: str = "f32", route: str = "device", gemm: str = "invariant"):
         if dtype not in DTYPES:
             raise UsageError(
                 f"dtype: expected one of {', '.join(DTYPES)} on the backend numpy, found {dtype!r}"
             )
         if route not in GATES:
             raise UsageError(f"route: expected one of {', '.join(GATES)}, found {route!r}")
+        if gemm != "invariant":
+            raise UsageError(f"gemm: expected invariant on the backend numpy, found {gemm!r}")
         threadpool_limits(1, user_api="blas")
         self.dtype_name, self.route = dtype, route
         self.dtype = np.dtype(DTYPES[dtype])
@@ -71,7 +80,7 @@ class NumpyOps:
         """An uninitialised array of the backend's dtype."""
         return np.empty(shape, self.dtype)
 
-    empty_cache = empty  # another backend may keep caches in its matmul format
+    empty_cache = empty_matrix = empty  # another backend keeps these in its matmul format
 
     def put(self, array: np.ndarray) -> np.ndarray:
         """A contiguous copy of a weight in the backend's dtype."""
@@ -81,10 +90,19 @@ class NumpyOps:
         """The same for what is never rounded to a matmul's format: norms, router, bias, rotary tables."""
         return self.put(array)
 
+    @contextmanager
+    def uploads(self) -> Iterator[Callable[[np.ndarray, int, np.ndarray], None]]:
+        """Gives upload(array, start, values): values of any dtype and strides to the elements start.. of an array."""
+        yield upload
+
     @staticmethod
     def integers(array: np.ndarray) -> np.ndarray:
         """A contiguous i32 copy: token ids, depths, lineage."""
         return np.array(array, np.int32, order="C")
+
+    @staticmethod
+    def check_sizes(config: ModelConfig, drafter: object, max_budget: int) -> None:
+        """Nothing is too large here; kernels have limits."""
 
     @staticmethod
     def gate_rule(config: ModelConfig) -> GateRule:
@@ -97,3 +115,8 @@ class NumpyOps:
             config.routed_scaling_factor,
             config.topk_method,
         )
+
+
+def upload(array: np.ndarray, start: int, values: np.ndarray) -> None:
+    """Copy values, converted, to the elements start.. of a contiguous array."""
+    convert(values, array.reshape(-1)[start : start + values.size].reshape(values.shape))

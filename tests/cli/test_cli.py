@@ -66,7 +66,8 @@ def test_generate_reads_a_file_and_writes_a_trace(run, tmp_path):
         "--json",
     )
     header, (only,) = read_trace(trace)
-    assert code == 0 and header["backend"] == "numpy" and set(header["model_sha256"]) == {"target", "drafter"}
+    assert code == 0 and (header["backend"], header["gemm"]) == ("numpy", "invariant")
+    assert set(header["model_sha256"]) == {"target", "drafter"}
     assert [token for this in only.rounds for token in this["tokens"]] == json.loads(out)["token_ids"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompt.py", "trace.jsonl"]
 
@@ -155,6 +156,8 @@ BAD = {
     "no tokens wanted": (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens"),
     "unknown backend": (["generate", "x", "--backend", "abacus"], "backend"),
     "unknown dtype": (["generate", "x", "--dtype", "f8"], "dtype"),
+    "unknown gemm": (["generate", "x", "--gemm", "magic"], "gemm"),
+    "cublas on the backend numpy": (["generate", "x", "--gemm", "cublas"], "gemm"),
     "missing model": (["generate", "x", "--model", "no/such"], "no/such"),
     "model that is not KDTR": (["generate", "x", "--model", __file__], "KDTR"),
     "chain without a drafter": (["generate", "x", "--method", "chain", "--model", TARGET_ONLY], "no drafter"),

@@ -96,6 +96,13 @@ def test_a_budget_or_shape_that_this_engine_lacks(engine, prompt):
         assert_one_line(caught.value)
 
 
+@pytest.mark.parametrize("sequence", [-1, 2**32])
+def test_a_sequence_that_no_counter_holds(engine, prompt, sequence):
+    with pytest.raises(UsageError, match="sequence: expected an index from 0 to 4294967295") as caught:
+        decode(engine, prompt, TREE, sequence)
+    assert_one_line(caught.value)
+
+
 def test_without_a_drafter_only_autoregressive_decoding_works(engine, prompt):
     lone = Engine(open_bundle(DEFAULT_MODEL / "target.kdtr"), max_budget=16)
     assert (lone.drafter, lone.horizon) == (None, 0)

@@ -51,10 +51,36 @@ DRAFTER = {
 }
 
 
-def write_micro_bundle(folder, seed=0):
+# One MoE layer of one head, and a block of 3: what the simulator decodes in seconds.
+NANO_TARGET = TARGET | {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "first_k_dense_replace": 0,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+}
+NANO_DRAFTER = DRAFTER | {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 1,
+    "head_dim": 8,
+    "block_size": 3,
+    "dflash_config": {"mask_token_id": 1, "target_layer_ids": [0], "context_window": 8},
+}
+
+
+def write_nano_bundle(folder, seed=0):
+    """The same of the smaller model."""
+    return write_micro_bundle(folder, seed, NANO_TARGET, NANO_DRAFTER)
+
+
+def write_micro_bundle(folder, seed=0, target=TARGET, drafter=DRAFTER):
     """Write target.kdtr and drafter.kdtr; weights are normal, scaled so that activations stay near 1."""
     rng = np.random.default_rng(seed)
-    parts = (("target", TARGET, ModelConfig), ("drafter", DRAFTER, DrafterConfig))
+    parts = (("target", target, ModelConfig), ("drafter", drafter, DrafterConfig))
     for kind, hf, reader in parts:
         arrays = {}
         for name, shape in expected_tensors(reader.from_hf(hf)).items():
