@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ddtree.engine import Engine
 from ddtree.errors import UsageError
 from ddtree.ops.graphs import GpuStream, require_gpu
 from ddtree.versions import package_version
@@ -78,8 +79,24 @@ def choose_cases(only: str | None, quick: bool) -> list[Any]:
     return chosen
 
 
-def environment(stream: GpuStream) -> dict[str, Any]:
-    """What was measured on, with what, when, and of which commit."""
+def document_head(kind: str, engine: Engine) -> dict[str, Any]:
+    """What a document of an engine's figures begins with."""
+    stream = getattr(engine.runner, "stream", None)
+    model = engine.bundle.path
+    return {"schema": SCHEMA_VERSION, "kind": kind, **environment(stream), "model": model.stem}
+
+
+def environment(stream: GpuStream | None) -> dict[str, Any]:
+    """What was measured on, with what, when, and of which commit; `gpu` is None where the host computed."""
+    return {
+        **(_gpu(stream) if stream else {"gpu": None}),
+        "versions": {name: package_version(name) for name in PACKAGES},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+    }
+
+
+def _gpu(stream: GpuStream) -> dict[str, Any]:
     device = stream.device
     properties = device.properties
     return {
@@ -88,9 +105,6 @@ def environment(stream: GpuStream) -> dict[str, Any]:
         "multiprocessors": properties.multiprocessor_count,
         "l2_bytes": properties.l2_cache_size,
         **stream.driver_versions(),
-        "versions": {name: package_version(name) for name in PACKAGES},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
     }
 
 

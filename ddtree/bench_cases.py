@@ -6,6 +6,7 @@ from ddtree import (
     bench_cases_attention,
     bench_cases_commit,
     bench_cases_experts,
+    bench_cases_fill,
     bench_cases_matrix,
     bench_cases_round,
     bench_cases_rows,
@@ -23,6 +24,7 @@ MODULES = (
     bench_cases_matrix,
     bench_cases_rows,
     bench_cases_round,
+    bench_cases_fill,
 )
 
 

@@ -125,9 +125,17 @@ def _graph_of(
 
 def replay_times(graph: Any, stream: GpuStream, nodes: int) -> list[float]:
     """Microseconds a node of several replays of a graph, after a warm-up."""
-    warm = [stream.milliseconds(lambda: stream.replay(graph)) for _ in range(3)][-1]
-    replays = int(min(MOST_REPLAYS, max(FEWEST_REPLAYS, REPLAY_SECONDS * 1e3 // max(warm, 1e-3))))
-    return [stream.milliseconds(lambda: stream.replay(graph)) * 1e3 / nodes for _ in range(replays)]
+    return run_times(lambda: stream.replay(graph), stream, nodes)
+
+
+def run_times(
+    run: Callable[[], None], stream: GpuStream, nodes: int, seconds: float | None = None
+) -> list[float]:
+    """The same of whatever `run` puts on the stream, as many nodes each time, for about `seconds`."""
+    warm = [stream.milliseconds(run) for _ in range(3)][-1]
+    wanted = 1e3 * (REPLAY_SECONDS if seconds is None else seconds) // max(warm, 1e-3)
+    replays = int(min(MOST_REPLAYS, max(FEWEST_REPLAYS, wanted)))
+    return [stream.milliseconds(run) * 1e3 / nodes for _ in range(replays)]
 
 
 def _rotation(work: Work, copies: int) -> list[SimpleNamespace]:

@@ -1,0 +1,197 @@
+"""`bench layers`: is every step of the forward what f64 makes it, and what does each layer and operation cost?
+
+Parity holds the named steps of a backend's forward to the NumPy backend's in f64. Times need a GPU: the forward as one
+graph, its layers inside it, and each operation of one layer of each kind alone, against what it must move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddtree.bench import document_head
+from ddtree.bench_equality import host_copy
+from ddtree.bench_forward import ForwardTimes, commit, tree_forward, verify_tree
+from ddtree.checkpoint_names import expected_tensors
+from ddtree.config import ModelConfig
+from ddtree.engine import Engine
+from ddtree.prompts import load_prompts
+
+WORST_F32 = 1e-4  # relative error of a layer's hidden states in f32 from which the check fails
+MOST_PARAMETERS = 1 << 26  # of a model that the NumPy backend computes in f64 while one waits
+MORE_POSITIONS = 32  # than the context, for the tree on top
+STEP_OF_LAYER = "layer"
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Weights of a target."""
+    return sum(int(np.prod(shape)) for shape in expected_tensors(config).values())
+
+
+def tokens_for(bundle: Any, count: int) -> list[int]:
+    """That many token ids out of the shipped prompts, or random ones where the bundle has no tokenizer."""
+    if getattr(bundle, "tokenizer", None) is None:
+        return np.random.default_rng(count).integers(0, bundle.config.vocab_size, count).tolist()
+    found: list[int] = []
+    prompts = load_prompts()
+    while len(found) < count:
+        found += [token for prompt in prompts for token in bundle.encode(prompt.text)]
+    return found[:count]
+
+
+def observe(
+    engine: Engine, tokens: Sequence[int], context: int, rows: int
+) -> dict[tuple[str, int], np.ndarray]:
+    """Every named step, by (step, layer), of a verify of `rows` rows on a context of the first `context` tokens."""
+    commit(engine, tokens[:context])
+    seen: dict[tuple[str, int], np.ndarray] = {}
+
+    def see(step: str, layer: int, array: Any) -> None:
+        seen[step, layer] = host_copy(engine, array).astype(np.float64)
+
+    batch = tree_forward(engine, verify_tree(tokens[context:], rows, engine.config.vocab_size))
+    logits, _ = engine.model.forward(batch, engine.cache, see)
+    see("logits", engine.config.num_hidden_layers, logits)
+    return seen
+
+
+def parity(
+    engine: Engine, reference: Engine, tokens: Sequence[int], context: int, rows: int
+) -> dict[str, Any]:
+    """Relative error ||x - y|| / ||y|| of each named step against the reference engine's, and the worst layer.
+
+    `experts_differing` counts pairs of row and expert that one chose and the other did not; `passed` says whether no
+    layer's hidden states err by WORST_F32, which is asked of f32 alone.
+    """
+    mine, theirs = (observe(each, tokens, context, rows) for each in (engine, reference))
+    steps, differing = [], 0
+    for (step, layer), want in theirs.items():
+        got = mine[step, layer]
+        error = float(np.linalg.norm(got - want) / max(np.linalg.norm(want), np.finfo(np.float64).tiny))
+        steps.append({"step": step, "layer": layer, "error": error})
+        differing += int(((got != 0) != (want != 0)).sum()) // 2 if step == "gates" else 0
+    layers = [record for record in steps if record["step"] == STEP_OF_LAYER]
+    worst = max(layers, key=lambda record: _ordered(record["error"]))
+    passed = engine.ops.dtype_name == "bf16" or worst["error"] <= WORST_F32
+    return {
+        **mode_of(engine),
+        **{"rows": rows, "context_len": context},
+        **{
+            "passed": passed,
+            "worst_layer": worst,
+            "worst_step": max(steps, key=lambda r: _ordered(r["error"])),
+        },
+        **{"experts_differing": differing, "steps": steps},
+    }
+
+
+def _ordered(error: float) -> float:
+    """A NaN is worse than anything."""
+    return np.inf if np.isnan(error) else error
+
+
+def mode_of(engine: Engine) -> dict[str, Any]:
+    """What every line says of how it was made."""
+    ops, runner = engine.ops, engine.runner
+    mode = "host" if runner is None else "graphs" if runner.graphs else "eager"
+    return {
+        "backend": ops.name,
+        "dtype": ops.dtype_name,
+        "gemm": getattr(ops, "gemm", "invariant"),
+        "mode": mode,
+    }
+
+
+def time_forward(
+    engine: Engine, tokens: Sequence[int], context: int, rows: int, copy_gb_s: float
+) -> dict[str, Any]:
+    """The forward of `rows` rows on that context: whole, by layer, by operation."""
+    commit(engine, tokens[:context])
+    forward = ForwardTimes(engine, verify_tree(tokens[context:], rows, engine.config.vocab_size), copy_gb_s)
+    record = mode_of(engine) | {"rows": rows, "context_len": context} | {"forward": forward.whole()}
+    return record | {"layers": forward.by_layer(), "operations": forward.by_operation()}
+
+
+def run_layer_bench(
+    engine: Engine, rows: Sequence[int], context: int, progress: Any = lambda total: None
+) -> dict[str, Any]:
+    """The document that --json prints: `parity` (None where the model is too large for it) and `times` (None without
+    a GPU and graphs), a record for each number of rows; `progress(total)` is called after each.
+    """
+    small = num_parameters(engine.config) <= MOST_PARAMETERS
+    timed = engine.runner is not None and engine.runner.graphs
+    tokens = tokens_for(engine.bundle, context + MORE_POSITIONS)
+    total = len(rows) * (small + timed)
+    document = document_head("ddtree layer bench", engine) | {"parity": None, "times": None}
+    if small:
+        reference = Engine(
+            engine.bundle, dtype="f64", max_budget=max(engine.max_budget, 1), max_context=engine.max_context
+        )
+        document["parity"] = []
+        for count in rows:
+            document["parity"].append(parity(engine, reference, tokens, context, count))
+            progress(total)
+    if timed:
+        from ddtree.bench_ceilings import measure_ceilings
+
+        ceilings = measure_ceilings(engine.runner.stream)
+        document |= {"ceilings": ceilings, "times": []}
+        for count in rows:
+            document["times"].append(time_forward(engine, tokens, context, count, ceilings["copy_gb_s"]))
+            progress(total)
+    return document
+
+
+def passed(document: dict[str, Any]) -> bool:
+    """Whether no parity check of the document failed."""
+    return all(record["passed"] for record in document["parity"] or ())
+
+
+def format_layer_table(document: dict[str, Any]) -> str:
+    """The document as text."""
+    lines = []
+    for record in document["parity"] or ():
+        worst, step = record["worst_layer"], record["worst_step"]
+        lines.append(
+            f"parity {_mode(record)}: {'ok' if record['passed'] else 'FAILED'}, worst layer {worst['layer']} "
+            f"{worst['error']:.2e}, worst step {step['step']} of layer {step['layer']} {step['error']:.2e}, "
+            f"{record['experts_differing']} experts chosen otherwise; relative to numpy f64"
+        )
+    if document["parity"] is None:
+        lines.append("parity: the model is too large for the NumPy backend; not computed")
+    if document["times"] is None:
+        lines.append("times: they need a GPU and graphs (--backend cuda)")
+    for record in document["times"] or ():
+        lines += ["", *_time_lines(record)]
+    return "\n".join(lines)
+
+
+def _mode(record: dict[str, Any]) -> str:
+    names = ("backend", "dtype", "gemm", "mode")
+    settings = ", ".join(str(record[name]) for name in names)
+    return f"{record['rows']} rows after {record['context_len']} ({settings})"
+
+
+def _time_lines(record: dict[str, Any]) -> list[str]:
+    whole = record["forward"]
+    touched = whole["experts_touched"]
+    experts = f", {np.mean(touched):.1f} experts a layer" if touched else ""
+    lines = [
+        f"forward {_mode(record)}: {whole['us']:.1f} us, floor {whole['floor_us']:.1f} us "
+        f"({100 * whole['fraction']:.0f}%), {whole['bytes'] / 1e6:.1f} MB, {whole['launches']} operations{experts}",
+        "layers us: "
+        + ", ".join(
+            f"{layer['layer']}{' ' + layer['kind'] if layer['kind'] else ''} {layer['us']:.1f}"
+            for layer in record["layers"]
+        ),
+        f"{'kind':6} {'operation':28} {'us':>8} {'MB':>9} {'GB/s':>7} {'TFLOP/s':>8} {'floor':>6}",
+    ]
+    for one in record["operations"]:
+        note = "  L2" if one["weights_stay_in_l2"] else ""
+        lines.append(
+            f"{one['kind']:6} {one['operation'][:28]:28} {one['us']:8.2f} {one['bytes'] / 1e6:9.3f} "
+            f"{one['gb_s']:7.0f} {one['tflop_s']:8.2f} {100 * one['fraction']:5.0f}%{note}"
+        )
+    return lines

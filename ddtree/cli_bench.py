@@ -1,0 +1,160 @@
+"""`ddtree bench ..`: measurements. It parses, calls the bench and prints; exit codes are those of `ddtree.cli`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ddtree import bench_decode, bench_layers
+from ddtree.bench import failures, format_kernel_table, run_kernel_bench
+from ddtree.bench_random import open_random
+from ddtree.cli_options import (
+    LateBar,
+    bundle_of,
+    decode_config,
+    decode_options,
+    describe_backend,
+    engine_of,
+    json_option,
+    model_options,
+    say,
+)
+from ddtree.engine import Engine
+from ddtree.errors import UsageError
+from ddtree.prompts import DEFAULT_PROMPTS, load_prompts
+
+EQUALITY_BUDGET = 63  # of the tree that holds the autoregressive tokens
+
+config_option = click.option(
+    "--config",
+    help="In place of --model, random weights of this shape: a config.json, or a name in data/configs.",
+)
+
+
+@click.group("bench")
+def bench_group() -> None:
+    """Measure on this machine: correctness first, then time."""
+
+
+@bench_group.command("kernels")
+@click.option("--only", help="Only the cases whose name contains this.")
+@click.option("--quick", is_flag=True, help="Small sizes: does everything run?")
+@json_option
+def bench_kernels_command(only: str | None, quick: bool, as_json: bool) -> None:
+    """Check every kernel against its NumPy reference, then time it as a graph node and as a launch from Python.
+
+    Exit 1 when a kernel fails its check.
+    """
+    bar = LateBar("bench kernels", "case")
+    document = run_kernel_bench(only, quick, lambda record, number, total: bar.step(total))
+    _finish(document, format_kernel_table, as_json, not failures(document))
+
+
+@bench_group.command("layers")
+@click.option(
+    "--rows",
+    multiple=True,
+    type=click.IntRange(min=1),
+    default=(1, 16, 64),
+    show_default=True,
+    help="Rows of the forward; may be repeated.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Committed positions before it.",
+)
+@click.option("--layers", type=int, help="With --config: the first layers only.")
+@config_option
+@model_options
+@json_option
+def bench_layers_command(
+    rows: tuple[int, ...], context: int, layers: int | None, config: str | None, as_json: bool, **options: Any
+) -> None:
+    """Hold every step of a forward to NumPy in f64; time the forward, its layers and its operations on the GPU.
+
+    Exit 1 when f32 errs by more than 1e-4 of its norm at a layer.
+    """
+    if layers is not None and config is None:
+        raise UsageError("layers: only a model of random weights (--config) can be cut")
+    bundle = open_random(config, layers) if config else bundle_of(options)
+    longest = context + bench_layers.MORE_POSITIONS
+    engine = engine_of(bundle, max(rows) - 1, options | {"max_context": longest})
+    say(describe_backend(engine))
+    bar = LateBar("bench layers", "forward")
+    document = bench_layers.run_layer_bench(engine, rows, context, bar.step)
+    _finish(document, bench_layers.format_layer_table, as_json, bench_layers.passed(document))
+
+
+@bench_group.command("decode")
+@click.option(
+    "--budget",
+    "budgets",
+    type=int,
+    multiple=True,
+    default=(16, 64),
+    show_default=True,
+    help="May be repeated.",
+)
+@click.option(
+    "--temperature",
+    "temperatures",
+    type=float,
+    multiple=True,
+    default=(0.0,),
+    show_default=True,
+    help="May be repeated; 0 is greedy.",
+)
+@decode_options
+@config_option
+@model_options
+@click.option(
+    "--prompts", default=str(DEFAULT_PROMPTS), show_default="the 64 shipped ones", help="A JSON Lines file."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), help="Use the first N prompts only; default: all, 2 with --config."
+)
+@json_option
+def bench_decode_command(
+    budgets: tuple[int, ...],
+    temperatures: tuple[float, ...],
+    config: str | None,
+    prompts: str,
+    limit: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Rounds of ar, chain and tree: speed, stages, what the host spends, and graphs against eager launches.
+
+    With --config, whose random drafts are never right, a tree that holds the autoregressive tokens is verified
+    besides. Exit 1 when a token, a logit or a cache row is not autoregressive decoding's.
+    """
+    bundle = open_random(config) if config else bundle_of(options)
+    chosen = load_prompts(prompts)[: limit or (2 if config else None)]
+    configs = [decode_config(bundle, "tree", budget, t, options) for t in temperatures for budget in budgets]
+    if bundle.drafter_config is None:
+        raise UsageError(f"{bundle.path}: there is no drafter, without which only ar can decode")
+    largest = max(*budgets, bundle.drafter_config.horizon + 1, EQUALITY_BUDGET)
+
+    def open_engine(graphs: bool) -> Engine:
+        engine = engine_of(bundle, largest, options | {"graphs": graphs and options["graphs"]})
+        say(describe_backend(engine))
+        return engine
+
+    samplings = list(dict.fromkeys(each.sampling for each in configs))
+    equality = (EQUALITY_BUDGET, *budgets) if config else ()
+    document = bench_decode.run_decode_bench(
+        open_engine, chosen, budgets, samplings, configs[0], equality, LateBar("bench decode", "decode").step
+    )
+    _finish(document, bench_decode.format_decode_table, as_json, bench_decode.passed(document))
+
+
+def _finish(document: dict[str, Any], as_text: Callable[[dict], str], as_json: bool, passed: bool) -> None:
+    click.echo(json.dumps(document, indent=1) if as_json else as_text(document))
+    sys.exit(0 if passed else 1)
