@@ -48,6 +48,7 @@ def cases(quick: bool) -> list[Case]:
         ]
     found = [gate(m, *sizes, "noaux_tc") for sizes in ((384, 8), (16, 4)) for m in (1, 64)]
     found += [experts(m, 384, 8, 7168, 2048, "bf16") for m in (1, 16, 64)]
+    found += [experts(m, 64, 6, 2048, 1024, "bf16") for m in (1, 16, 64)]
     return found + [experts(m, 16, 4, 256, 96, dtype) for dtype in ("f32", "bf16") for m in (1, 16, 64)]
 
 
@@ -132,7 +133,8 @@ def experts(rows: int, num_experts: int, chosen: int, size: int, width: int, dty
     item = 2 if dtype == "bf16" else 4
     moved = 3 * touched * size * width * item + 8 * rows * size + 4 * gates.size
     flops = 6 * rows * chosen * size * width
-    return Case(name, "experts.experts", moved, flops, prepare, note=f"{touched} experts touched")
+    unit = "mma" if dtype == "bf16" and size % 8 == width % 8 == 0 else "fma"
+    return Case(name, "experts.experts", moved, flops, prepare, unit, f"{touched} experts touched")
 
 
 def _reference(x: np.ndarray, gates: np.ndarray, blocks: list[np.ndarray], dtype: str) -> np.ndarray:

@@ -20,7 +20,8 @@ def cases(quick: bool) -> list[Case]:
         sizes = [(m, n, k) for m in (1, 2, 3, 5, 9) for n, k in ((33, 64), (17, 35))]
         found = [linear(*size, dtype) for dtype in ("f32", "bf16") for size in sizes]
         return found + [head_linear(m, 3, 17, 40, dtype) for dtype in ("f32", "bf16") for m in (1, 6)]
-    found = [linear(m, 18432, 7168, "bf16") for m in (1, 16, 64)]
+    found = [linear(m, 18432, 7168, "bf16") for m in (1, 16, 64, 256)]
+    found += [linear(m, n, k, "bf16") for n, k in ((768, 2048), (2048, 2048)) for m in (1, 64)]
     found += [linear(m, n, 256, dtype) for n in (768, 2048) for dtype in ("f32", "bf16") for m in (1, 16, 64)]
     return found + [head_linear(m, 64, b, a, "bf16") for b, a in ((512, 128), (128, 512)) for m in (1, 64)]
 
@@ -37,6 +38,11 @@ def _large_weight(width: int, length: int, dtype: str) -> tuple[np.ndarray, Any]
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     """The f64 values of a product's f32 input: in bf16 mode it is rounded as it is read."""
     return values_of(bf16(x) if dtype == "bf16" else x)
+
+
+def unit_of(length: int, dtype: str) -> str:
+    """What computes a product: tensor cores where weights are bf16 and their rows whole 16-byte pieces."""
+    return "mma" if dtype == "bf16" and length % 8 == 0 else "fma"
 
 
 def linear(rows: int, width: int, length: int, dtype: str) -> Case:
@@ -61,7 +67,7 @@ def linear(rows: int, width: int, length: int, dtype: str) -> Case:
         def check(found: Any) -> None:
             wide, part = rounded(x, dtype), values_of(weight[columns])
             scale = np.abs(wide) @ np.abs(part).T
-            # any order of `length` products and sums in f32
+            # any order of `length` products and sums in f32; on tensor cores 9 EPS a step of 16
             require_close("out", found["out"][:, columns], wide @ part.T, (length + 8) * EPS, scale)
 
         return Work(
@@ -74,7 +80,7 @@ def linear(rows: int, width: int, length: int, dtype: str) -> Case:
         )
 
     moved = width * length * item + 4 * rows * (length + width)
-    return Case(name, "linear.linear", moved, 2 * rows * width * length, prepare)
+    return Case(name, "linear.linear", moved, 2 * rows * width * length, prepare, unit_of(length, dtype))
 
 
 def head_linear(rows: int, heads: int, width: int, length: int, dtype: str) -> Case:
@@ -96,4 +102,5 @@ def head_linear(rows: int, heads: int, width: int, length: int, dtype: str) -> C
         return Work(arrays, ("out",), lambda d, s: kernels.head_linear(d.x, d.weight, d.out, s), check)
 
     moved = heads * (width * length * (2 if dtype == "bf16" else 4) + 4 * rows * (length + width))
-    return Case(name, "linear.head_linear", moved, 2 * rows * heads * width * length, prepare)
+    flops = 2 * rows * heads * width * length
+    return Case(name, "linear.head_linear", moved, flops, prepare, unit_of(length, dtype))

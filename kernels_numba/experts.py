@@ -5,7 +5,8 @@
 A pair is a row and an expert whose gate is not zero; pairs are numbered by expert, then row. `plan` lists them and cuts
 those of an expert into tiles, whose rows share its weights; `up` makes hidden [pairs, I]; `down` makes gate x output
 [pairs, H]; `combine` adds a row's pairs in the order of their experts. Launches are for as many tiles as there can be;
-blocks without one leave at once. A row's result depends on that row alone.
+blocks without one leave at once. A row's result depends on that row alone. bf16 weights go to tensor cores
+(`experts_mma`), unless their K is no multiple of 8.
 """
 
 import functools
@@ -14,8 +15,9 @@ import numpy as np
 from numba import cuda, float32, int32, int64, types, uint32
 
 from kernels_numba.checks import check, require
+from kernels_numba.experts_mma import MMA_ROWS, launch_down, launch_up, split_bits_of
 from kernels_numba.experts_plan import MAX_CHOSEN, PLAN_THREADS, plan_kernel, plan_size
-from kernels_numba.primitives import SIMULATED, WARP, device_function, exp
+from kernels_numba.primitives import SIMULATED, WARP, after_previous, device_function, exp
 from kernels_numba.primitives_dot import (
     RAGGED_ROWS,
     SCRATCH,
@@ -25,7 +27,6 @@ from kernels_numba.primitives_dot import (
     chunk_of,
     lane_and_warp,
     make_tile,
-    rows_of_tile,
 )
 from kernels_numba.registry import KernelSpec
 
@@ -53,6 +54,7 @@ def make_up_kernel(rows, half, ragged):
 
         Grid (tiles, blocks of columns): tiles of one expert run side by side and share its weights in L2.
         """
+        after_previous()
         scratch = cuda.shared.array(SCRATCH, float32)
         partial = cuda.shared.array(held, float32)
         sums = cuda.local.array(values, float32)
@@ -101,6 +103,7 @@ def make_down_kernel(rows, half, ragged):
     @cuda.jit(**tile.bounds)
     def down_kernel(hidden, w_down, gates, pair_out, plan, num_rows, length, width, capacity):
         """Flat hidden [pairs, length], w_down [E, width, length], pair_out [pairs, width]. Grid as for `up`."""
+        after_previous()
         scratch = cuda.shared.array(SCRATCH, float32)
         partial = cuda.shared.array(held, float32)
         sums = cuda.local.array(values, float32)
@@ -138,6 +141,7 @@ def make_down_kernel(rows, half, ragged):
 @cuda.jit
 def combine_kernel(pair_out, plan, out, width, num_chosen, capacity):
     """out[i] = the sum of row i's pairs in expert order, 0 without any. Grid (column blocks, rows)."""
+    after_previous()
     order = cuda.shared.array(MAX_CHOSEN, int32)
     row, thread = int32(cuda.blockIdx.y), int32(cuda.threadIdx.x)
     own = int32(3 * capacity + row * num_chosen)
@@ -157,10 +161,11 @@ def combine_kernel(pair_out, plan, out, width, num_chosen, capacity):
         out[int64(row) * width + column] = total
 
 
-def tile_rows_of(num_rows, num_experts, num_chosen, ragged):
-    """Rows a tile: room for twice the rows that an expert has when they spread evenly."""
+def tile_rows_of(num_rows, num_experts, num_chosen, sizes):
+    """Rows a tile, of those in `sizes`: room for twice the rows that an expert has when they spread evenly."""
     expected = -(-num_rows * num_chosen // num_experts)
-    return rows_of_tile(min(num_rows, max(2, 2 * expected)), ragged)
+    wanted = min(num_rows, max(2, 2 * expected))
+    return next((rows for rows in sizes if rows >= wanted), sizes[-1])
 
 
 def experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, num_chosen, stream=0):
@@ -199,8 +204,14 @@ def experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, num_cho
         return
     half = dtype == "uint16"
     up_ragged, down_ragged = size % chunk_of(half) != 0, width % chunk_of(half) != 0
-    rows = tile_rows_of(num_rows, num_experts, num_chosen, up_ragged or down_ragged)
-    columns = TILES[rows][0] * WARPS
+    up_bits = split_bits_of(2 * width, size, num_chosen)
+    down_bits = split_bits_of(size, width, num_chosen)
+    tile_sizes = tuple(TILES)
+    if up_ragged or down_ragged:
+        tile_sizes = RAGGED_ROWS
+    elif half:
+        tile_sizes = MMA_ROWS
+    rows = tile_rows_of(num_rows, num_experts, num_chosen, tile_sizes)
     num_tiles = min(capacity, num_experts + capacity // rows)
     tile_bits = rows.bit_length() - 1
     m, e, k, h, i, p = (np.int32(n) for n in (num_rows, num_experts, num_chosen, size, width, capacity))
@@ -208,10 +219,18 @@ def experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, num_cho
         array.reshape(-1) for array in (x, gates, w_gate, w_up, w_down, hidden, out, pair_out)
     )
     plan_kernel[1, PLAN_THREADS, stream](gates, plan, m, e, k, np.int32(tile_bits), np.int32(num_tiles))
-    grid, kernel = (num_tiles, -(-2 * width // columns)), make_up_kernel(rows, half, up_ragged)
-    kernel[grid, THREADS, stream](x, w_gate, w_up, hidden, plan, m, h, i, p)
-    grid, kernel = (num_tiles, -(-size // columns)), make_down_kernel(rows, half, down_ragged)
-    kernel[grid, THREADS, stream](hidden, w_down, gates, pair_out, plan, m, i, h, p)
+    if half and not up_ragged:
+        launch_up(x, w_gate, w_up, hidden, plan, (m, h, i, p), num_tiles, rows, up_bits, stream)
+    else:
+        grid = num_tiles, -(-2 * width // (TILES[rows][0] * WARPS))
+        kernel = make_up_kernel(rows, half, up_ragged)
+        kernel[grid, THREADS, stream](x, w_gate, w_up, hidden, plan, m, h, i, p)
+    if half and not down_ragged:
+        launch_down(hidden, w_down, gates, pair_out, plan, (m, i, h, p), num_tiles, rows, down_bits, stream)
+    else:
+        grid = num_tiles, -(-size // (TILES[rows][0] * WARPS))
+        kernel = make_down_kernel(rows, half, down_ragged)
+        kernel[grid, THREADS, stream](hidden, w_down, gates, pair_out, plan, m, i, h, p)
     grid = (min(-(-size // COMBINE_THREADS), COMBINE_BLOCKS), num_rows)
     combine_kernel[grid, COMBINE_THREADS, stream](pair_out, plan, out, h, k, p)
 
@@ -222,15 +241,14 @@ def _specs():
     yield KernelSpec(
         "experts_combine", combine_kernel, (flat, integers, flat) + (number,) * 3, COMBINE_THREADS
     )
-    for ragged, sizes in ((False, TILES), (True, RAGGED_ROWS)):
-        for half in (False, True):
-            weight = bits if half else flat
-            for rows in sizes:
-                name = f"{'bf16' if half else 'f32'}_{rows}{'_ragged' if ragged else ''}"
-                up = (flat, weight, weight, flat, integers) + (number,) * 4
-                down = (flat, weight, flat, flat, integers) + (number,) * 4
-                yield KernelSpec(f"experts_up_{name}", make_up_kernel(rows, half, ragged), up, THREADS)
-                yield KernelSpec(f"experts_down_{name}", make_down_kernel(rows, half, ragged), down, THREADS)
+    for half, ragged, sizes in ((False, False, TILES), (False, True, RAGGED_ROWS), (True, True, RAGGED_ROWS)):
+        weight = bits if half else flat
+        for rows in sizes:
+            name = f"{'bf16' if half else 'f32'}_{rows}{'_ragged' if ragged else ''}"
+            up = (flat, weight, weight, flat, integers) + (number,) * 4
+            down = (flat, weight, flat, flat, integers) + (number,) * 4
+            yield KernelSpec(f"experts_up_{name}", make_up_kernel(rows, half, ragged), up, THREADS)
+            yield KernelSpec(f"experts_down_{name}", make_down_kernel(rows, half, ragged), down, THREADS)
 
 
 SPECS = list(_specs())

@@ -8,7 +8,7 @@ and writes them. Then a thread a pair finds its expert's first, notes it for its
 
 from numba import cuda, float32, int32, types, uint32
 
-from kernels_numba.primitives import SIMULATED, WARP
+from kernels_numba.primitives import SIMULATED, WARP, after_previous
 from kernels_numba.primitives_dot import count_below, lane_and_warp
 from kernels_numba.registry import KernelSpec
 
@@ -33,6 +33,7 @@ def plan_kernel(gates, plan, num_rows, num_experts, num_chosen, tile_bits, num_t
     A tile has 1 << tile_bits rows. Its place among num_tiles is that of its first pair, or, where that would leave most
     places empty, first pair // rows + expert, which grows by at least one from tile to tile.
     """
+    after_previous()
     scratch = cuda.shared.array(PLAN_THREADS, int32)
     found = cuda.shared.array(PLAN_WARPS, int32)
     thread = int32(cuda.threadIdx.x)

@@ -9,6 +9,9 @@ from kernels_numba.primitives import device_function
 
 # The address space: a pointer that is one array's or another's would be loaded from as a generic one.
 GLOBAL = 1
+# How weights, which no kernel writes, are loaded: L1 has better things to keep, and memory gives 128 bytes no slower
+# than the 64 of one request.
+WEIGHT_LOAD = ".nc.L1::no_allocate.L2::128B"
 
 
 def _wide_load(element):
@@ -34,10 +37,41 @@ def load_floats(typing_context, array, index):
     return types.UniTuple(types.float32, 4)(array, types.int64), _wide_load(ir.FloatType())
 
 
+def _load_if(kind, letter, form):
+    """A builder of one aligned 16-byte load from a flat global array where a flag is set, else four zeros."""
+
+    def build(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        address = builder.ptrtoint(builder.gep(array.data, [arguments[1]]), ir.IntType(64))
+        call = ir.FunctionType(ir.LiteralStructType([kind] * 4), [ir.IntType(64), ir.IntType(32)])
+        zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(4))
+        text = (
+            f"{{ .reg .pred p; setp.ne.u32 p, $5, 0; {zeros} "
+            f"@p ld.global{form}.v4.b32 {{$0, $1, $2, $3}}, [$4]; }}"
+        )
+        names = ",".join([f"=&{letter}"] * 4 + ["l", "r"])
+        flag = builder.zext(arguments[2], ir.IntType(32))
+        found = builder.call(ir.InlineAsm(call, text, names, side_effect=True), [address, flag])
+        lanes = [builder.extract_value(found, i) for i in range(4)]
+        return context.make_tuple(builder, signature.return_type, lanes)
+
+    return build
+
+
 @intrinsic
-def load_words(typing_context, array, index):
-    """Four u32 that hold the eight u16 at a flat global array's [index], 16-byte aligned."""
-    return types.UniTuple(types.uint32, 4)(array, types.int64), _wide_load(ir.IntType(32))
+def load_words_if(typing_context, array, index, flag):
+    """Four u32 that hold the eight u16 of weights at a flat array's [index], 16-byte aligned, or zeros."""
+    return types.UniTuple(types.uint32, 4)(array, types.int64, types.boolean), _load_if(
+        ir.IntType(32), "r", WEIGHT_LOAD
+    )
+
+
+@intrinsic
+def load_floats_if(typing_context, array, index, flag):
+    """Four f32 at a flat array's [index], 16-byte aligned, or zeros."""
+    return types.UniTuple(types.float32, 4)(array, types.int64, types.boolean), _load_if(
+        ir.FloatType(), "f", ""
+    )
 
 
 @intrinsic

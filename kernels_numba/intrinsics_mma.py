@@ -133,6 +133,19 @@ def put_words(typing_context, array, index, a, b, c, d):
 
 
 @intrinsic
+def get_words(typing_context, array, index):
+    """Four u32 at a u32 array's [index], 16-byte aligned."""
+
+    def build(context, builder, signature, arguments):
+        vector = ir.VectorType(_WORD, 4)
+        loaded = builder.load(_bitcast(context, builder, signature.args[0], *arguments, vector), align=16)
+        parts = [builder.extract_element(loaded, ir.Constant(_WORD, i)) for i in range(4)]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return types.UniTuple(types.uint32, 4)(array, types.int64), build
+
+
+@intrinsic
 def put_floats(typing_context, array, index, a, b):
     """Two f32 to 8 aligned bytes from [index] of a u16 or an f32 array on."""
 

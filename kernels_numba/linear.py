@@ -2,8 +2,9 @@
 
     out[i, h, n] = sum over k of x[i, h, k] * weight[h, n, k]
 
-A warp makes a tile of rows x columns (`primitives_dot`). Where columns are few and K is long, `splits` warps of a block
-share K and their sums are added in order; the split depends on the weight's shape alone, never on the rows.
+With f32 weights a warp makes a tile of rows x columns (`primitives_dot`). Where columns are few and K is long, `splits`
+warps of a block share K and their sums are added in order; the split depends on the weight's shape alone, never on the
+rows. bf16 weights go to tensor cores (`linear_mma`), unless their K is no multiple of 8: such a weight never does.
 """
 
 import functools
@@ -12,7 +13,8 @@ import numpy as np
 from numba import cuda, float32, int32, int64, types
 
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, WARP
+from kernels_numba.linear_mma import launch_mma
+from kernels_numba.primitives import SIMULATED, WARP, after_previous
 from kernels_numba.primitives_dot import (
     RAGGED_ROWS,
     SCRATCH,
@@ -45,6 +47,7 @@ def make_kernel(rows, half, ragged):
 
         Grid (tiles of rows, blocks of columns, heads): tiles of one weight run side by side and share it in L2.
         """
+        after_previous()
         scratch = cuda.shared.array(SCRATCH, float32)
         partial = cuda.shared.array(held, float32)
         sums = cuda.local.array(values, float32)
@@ -103,6 +106,9 @@ def _launch(x, weight, out, heads, width, length, stream):
     largest = max(x.size, weight.size, num_rows * heads)
     require(largest < 2**31, f"linear: {largest} elements are more than i32 indices reach")
     ragged = length % chunk_of(half) != 0
+    if half and not ragged:
+        launch_mma(x, weight, out, heads, width, length, stream)
+        return
     split_bits = split_bits_of(heads * width, length)
     rows = rows_of_tile(num_rows, ragged)
     grid = _grid(rows, num_rows, width, heads, split_bits)
@@ -145,7 +151,6 @@ def _spec(rows, half, ragged):
 
 SPECS = [
     _spec(rows, half, ragged)
-    for ragged, sizes in ((False, TILES), (True, RAGGED_ROWS))
-    for half in (False, True)
+    for half, ragged, sizes in ((False, False, TILES), (False, True, RAGGED_ROWS), (True, True, RAGGED_ROWS))
     for rows in sizes
 ]

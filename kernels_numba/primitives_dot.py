@@ -2,6 +2,7 @@
 
     sums[r, c] = sum over k of x[row_at[r] + k] * weight[column_at[c] + k]
 
+These are the products of f32 weights, and of bf16 ones whose K is no multiple of 8; `primitives_tensor` has the others.
 K is cut into chunks of 16 bytes of weight (4 f32 or 8 bf16). Lane l takes every WARP-th chunk from its own on and adds
 the products one fma after another into one accumulator; then lanes meet in pairs, at distance WARP / 2 first. So the
 order of a sum depends on its range of K alone: a tile of more rows or columns shares loads, and a row keeps its bits in
@@ -41,12 +42,6 @@ RAGGED_ROWS = (4,)
 if SIMULATED:
     load_floats = load4
 
-    def load_words(array, index):
-        """Four u32 that hold the eight u16 at a flat array's [index], 16-byte aligned."""
-        return tuple(
-            np.uint32(array[index + i]) | np.uint32(array[index + i + 1]) << 16 for i in range(0, 8, 2)
-        )
-
     def unpack_pair(word):
         """The two bf16 in a u32 as f32, the low half first."""
         return float_from_bits(word << np.uint32(16)), float_from_bits(word & np.uint32(0xFFFF0000))
@@ -77,7 +72,7 @@ if SIMULATED:
         return np.int32(sum(flags[:lane])), np.int32(sum(flags))
 
 else:
-    from kernels_numba.intrinsics_dot import load_floats, load_words, round_pair, unpack_pair
+    from kernels_numba.intrinsics_dot import load_floats, round_pair, unpack_pair
 
     @device_function
     def exchange(values, count, offset, scratch):
@@ -138,11 +133,6 @@ def _load_floats(weight, index, left, words, base):
 
 
 @device_function
-def _load_pairs(weight, index, left, words, base):
-    words[base], words[base + 1], words[base + 2], words[base + 3] = load_words(weight, index)
-
-
-@device_function
 def _load_ragged_floats(array, index, left, values, base):
     for j in range(4):
         values[base + j] = array[index + j] if j < left else float32(0)
@@ -187,7 +177,7 @@ def _make_step(rows, columns, ahead, half, ragged):
     of bf16 is used in two parts of four elements, so that few of its f32s are alive at once."""
     if half:
         parts, word, widen, finish = 2, uint32, _widen_pairs, _round_inputs
-        load_weight = _load_ragged_pairs if ragged else _load_pairs
+        load_weight = _load_ragged_pairs
     else:
         parts, word, widen, finish = 1, float32, _keep_floats, _keep_inputs
         load_weight = _load_ragged_floats if ragged else _load_floats

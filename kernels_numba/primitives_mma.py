@@ -23,12 +23,14 @@ __all__ = [
     "copy_piece",
     "get_float",
     "get_floats",
+    "get_words",
     "lanes_max",
     "lanes_sum",
     "load_keys",
     "load_left",
     "load_values",
     "multiply",
+    "multiply_chunk",
     "pack_pair",
     "put_floats",
     "put_words",
@@ -41,7 +43,7 @@ LANES = 32
 ALIGN = None if SIMULATED else 16  # of shared arrays that wide accesses go to
 WARPS = 2 if SIMULATED else 8
 THREADS = WARPS * LANES
-EXCHANGE = 16 * THREADS if SIMULATED else 1
+EXCHANGE = 32 * THREADS if SIMULATED else 1
 
 if SIMULATED:
 
@@ -80,6 +82,10 @@ if SIMULATED:
         """Two f32 to 8 aligned bytes from [index] of a u16 or an f32 array on."""
         both = np.array((a, b), np.float32).view(array.dtype)
         array[index : index + len(both)] = both
+
+    def get_words(array, index):
+        """Four u32 at a u32 array's [index], 16-byte aligned."""
+        return tuple(array[index : index + 4])
 
     def get_float(array, index):
         """The f32 in a u16 array's [index : index + 2], index even."""
@@ -147,6 +153,27 @@ if SIMULATED:
             sums[at : at + 8] += product.reshape(2, 2, 2).transpose(1, 0, 2).ravel()
 
     @cuda.jit(device=True)
+    def multiply_chunk(left, left_at, right, right_at, sums, at, words):
+        lane = int(cuda.threadIdx.x) % LANES
+        row, column = lane // 4, lane % 4 * 2
+        mine = np.concatenate([left[left_at : left_at + 8], right[right_at : right_at + 8]])
+        every = _exchange(mine, words).reshape(8, 4, 16)  # lane // 4, lane % 4, word
+        a = _values(every[row, :, :8]).reshape(4, 2, 2, 2, 2)  # lane % 4, step, word, row + 8, half
+        b = _values(every[column : column + 2, :, 8:]).reshape(
+            2, 4, 2, 2, 2, 2
+        )  # column, lane % 4, + 8, step ..
+        a = a.transpose(1, 3, 0, 2, 4).reshape(2, 1, 2, 16)
+        b = b.transpose(3, 2, 0, 1, 4, 5).reshape(2, 2, 2, 16)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for left, right in zip(a, b, strict=True):
+                sums[at : at + 8] += (left[:, :, None] * right[:, None]).sum(axis=-1).ravel()
+
+    def _values(bits):
+        """The f64 values of the two bf16 in each u32 of the last axis."""
+        halves = np.ascontiguousarray(bits).view(np.uint16).astype(np.uint32) << np.uint32(16)
+        return halves.view(np.float32).astype(np.float64)
+
+    @cuda.jit(device=True)
     def _over_lanes(values, count, words, combine):
         every = _exchange(np.float32(values[:count]).view(np.uint32), words).view(np.float32)
         while len(every) > 1:
@@ -168,6 +195,7 @@ else:
         copy_piece,
         get_float,
         get_floats,
+        get_words,
         load_matrices,
         load_matrices_across,
         mma_words,
@@ -212,6 +240,26 @@ else:
                 left[left_at], left[left_at + 1], left[left_at + 2], left[left_at + 3],
                 right[j], right[j + 1], sums[i], sums[i + 1], sums[i + 2], sums[i + 3],
             )  # fmt: skip
+
+    @device_function
+    def _multiply_half(left, j, right, k, sums, i):
+        sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = mma_words(
+            left[j], left[j + 1], left[j + 2], left[j + 3],
+            right[k], right[k + 1], sums[i], sums[i + 1], sums[i + 2], sums[i + 3],
+        )  # fmt: skip
+
+    @device_function
+    def multiply_chunk(left, left_at, right, right_at, sums, at, words):
+        """sums[at : at + 8] += 16 rows times 16 columns over 32 elements, two steps of mma.
+
+        A lane has elements l % 4 * 8 and the next seven, as words 0 to 3, of rows and columns l // 4 and that + 8. Its
+        left words are those of its two rows in turn, its right words those of one column, then the other. A step takes
+        words 2 s and 2 s + 1 of both sides: which elements mma takes these for does not matter, as they meet.
+        """
+        _multiply_half(left, left_at, right, right_at, sums, at)
+        _multiply_half(left, left_at, right, right_at + 4, sums, at + 4)
+        _multiply_half(left, left_at + 4, right, right_at + 2, sums, at)
+        _multiply_half(left, left_at + 4, right, right_at + 6, sums, at + 4)
 
     @device_function
     def lanes_max(values, count, words):

@@ -11,11 +11,15 @@ from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
 from ddtree.reference.experts import experts as twin
 from kernels_numba import experts
 from kernels_numba.checks import LaunchError
+from kernels_numba.experts_mma import split_bits_of
 from kernels_numba.primitives import WARP
 from kernels_numba.primitives_dot import chunk_of
+from kernels_numba.primitives_tensor import MULTIPLE
 
 EPS = float(np.finfo(np.float32).eps) / 2  # of one rounding
 DTYPES = ("f32", "bf16")
+# A step of 16 products on tensor cores may cut each of its 17 summands off at 2**-24 of the largest: 9 x 2**-23.
+ROUNDINGS_A_STEP = 18  # of 2**-24
 LOUD = (
     2 if SIMULATED else 30
 )  # on the GPU some activations saturate; the simulator's exp warns where it overflows
@@ -53,11 +57,21 @@ LARGE = [
     Case(31, 8, 8, 64, 1000),
     Case(64, 7, 1, 128, 64, used=1),
     Case(1000, 512, 16, 64, 32),
+    *(Case(rows, 16, 6, 2048, 1024) for rows in (1, 16, 64)),
+    Case(300, 16, 8, 1024, 520),
+    Case(40, 8, 2, 100, 64),  # on tensor cores down alone
+    Case(40, 8, 2, 64, 100),  # up alone
 ]
 
 
-def depth(k, half):
-    """Roundings a product passes through: a lane's fmas, then log2(WARP) pairs."""
+def depth(k, half, columns, chosen):
+    """Roundings a product passes through, on tensor cores: a share's steps, then the shares.
+
+    Else: a lane's fmas, then log2(WARP) pairs.
+    """
+    if half and k % MULTIPLE == 0:
+        splits = 1 << split_bits_of(columns, k, chosen)
+        return -(-k // (32 * splits)) * 2 * ROUNDINGS_A_STEP + splits
     return -(-k // (WARP * chunk_of(half))) * chunk_of(half) + WARP.bit_length()
 
 
@@ -113,7 +127,7 @@ def check_pairs(case, dtype, x, gates, weights, hidden, pair_out, what):
         pairs, inputs = slice(start, start + len(rows)), rounded(x[rows], dtype)
         start += len(rows)
         gate, up = inputs @ w_gate[expert].T, inputs @ w_up[expert].T
-        roundings = depth(case.hidden, half) * EPS
+        roundings = depth(case.hidden, half, 2 * case.width, case.chosen) * EPS
         gate_error = roundings * (np.abs(inputs) @ np.abs(w_gate[expert]).T)
         up_error = roundings * (np.abs(inputs) @ np.abs(w_up[expert]).T)
         silu = gate * np.exp(-np.logaddexp(0, -gate))
@@ -126,7 +140,8 @@ def check_pairs(case, dtype, x, gates, weights, hidden, pair_out, what):
         made, factors = rounded(hidden[pairs], dtype), gates[expert, rows, None].astype(np.float64)
         want_out[pairs] = factors * (made @ w_down[expert].T)
         terms = np.abs(factors) * (np.abs(made) @ np.abs(w_down[expert]).T)
-        out_bound[pairs] = (depth(case.width, half) + 1) * EPS * terms + 1e-44
+        roundings = depth(case.width, half, case.hidden, case.chosen) + 1
+        out_bound[pairs] = roundings * EPS * terms + 1e-44
     assert_close(hidden, want_hidden, 1, f"{what}: hidden", scale=hidden_bound + 1e-44)
     assert_close(pair_out, want_out, 1, f"{what}: pair_out", scale=out_bound)
 
@@ -186,6 +201,33 @@ def test_large(case, dtype):
 @pytest.mark.simulator
 def test_rows_keep_their_bits_small():
     check_rows_keep_their_bits(Case(9, 4, 2, 16, 8), (1, 2, 4), "f32", seed=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [Case(257, 16, 8, 1024, 512), Case(257, 16, 4, 256, 96)], ids=str)
+def test_bf16_rows_keep_their_bits_large(case):
+    """Products whose K is not split, and is."""
+    check_rows_keep_their_bits(case, (1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130), "bf16", drawn())
+
+
+def check_tiles_give_the_same_bits(case, sizes, monkeypatch, seed):
+    """bf16 weights with each size of tile."""
+    x, gates, weights, want = check(case, "bf16", seed)
+    for rows in sizes:
+        monkeypatch.setattr(experts, "MMA_ROWS", (rows,))
+        got, *_ = run(case, x, gates, weights)
+        assert_same_bits(got, want, f"experts {case}: tiles of {rows} rows, seed {seed}")
+
+
+@pytest.mark.simulator
+def test_tiles_give_the_same_bits_small(monkeypatch):
+    check_tiles_give_the_same_bits(Case(9, 1, 1, 8, 8), (64,), monkeypatch, seed=5)
+
+
+@pytest.mark.gpu
+def test_tiles_give_the_same_bits_large(monkeypatch):
+    check_tiles_give_the_same_bits(Case(150, 16, 8, 1024, 512), (8, 16, 32, 64), monkeypatch, drawn())
+    check_tiles_give_the_same_bits(Case(150, 16, 4, 256, 96), (8, 16, 32, 64), monkeypatch, drawn())
 
 
 @pytest.mark.gpu

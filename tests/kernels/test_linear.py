@@ -6,12 +6,16 @@ from compare_arrays import assert_close, assert_same_bits
 from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
 
 from ddtree.reference import linear as twin
-from kernels_numba import linear
+from kernels_numba import linear, linear_mma
 from kernels_numba.checks import LaunchError
-from kernels_numba.primitives import WARP
+from kernels_numba.primitives import SIMULATED, WARP
 from kernels_numba.primitives_dot import WARPS, chunk_of
+from kernels_numba.primitives_tensor import COLUMNS, FEWEST_WARPS, MOST_WARPS, MULTIPLE, tensor_split_bits
+from kernels_numba.primitives_tensor_stage import FEW_ROWS, TILES, most_warps
 
 DTYPES = ("f32", "bf16")
+# A step of 16 products on tensor cores may cut each of its 17 summands off at 2**-24 of the largest: 9 x 2**-23.
+ROUNDINGS_A_STEP = 18  # of 2**-24
 SMALL = [  # rows, K, N
     *((3, k, 5) for k in (1, 3, 31, 33, 100)),
     *((m, 32, 9) for m in (1, 2, 5, 9)),
@@ -32,6 +36,9 @@ LARGE = [
     *((m, 1536, 3000) for m in (1, 9, 64)),
     (1, 18432, 257),
     (16, 2048, 7168),
+    *((m, 2048, 768) for m in (1, 8, 64)),
+    *((m, 7168, 6400) for m in (1, 64)),
+    (257, 1032, 2000),
     (1024, 256, 384),
     (256, 7171, 10),
 ]
@@ -43,9 +50,15 @@ HEADS_LARGE = [
 ]
 
 
-def depth(k, half, columns):
-    """Roundings a product passes through: a lane's fmas, log2(WARP) pairs, the splits."""
-    splits = 1 << linear.split_bits_of(columns, k)
+def depth(k, half, heads, width):
+    """Roundings a product passes through, on tensor cores: a share's steps, then the shares.
+
+    Else: a lane's fmas, log2(WARP) pairs, the splits.
+    """
+    if half and k % MULTIPLE == 0:
+        splits = 1 << tensor_split_bits(heads * -(-width // COLUMNS), k)
+        return -(-k // (32 * splits)) * 2 * ROUNDINGS_A_STEP + splits
+    splits = 1 << linear.split_bits_of(heads * width, k)
     stride = WARP * chunk_of(half) * splits
     return -(-k // stride) * chunk_of(half) + WARP.bit_length() + splits
 
@@ -96,7 +109,7 @@ def check_linear(m, k, n, dtype, seed):
     want = np.empty((m, n))
     twin.linear(values.astype(np.float64), weights.astype(np.float64), want)
     terms = np.abs(values.astype(np.float64)) @ np.abs(weights.astype(np.float64)).T
-    assert_close(got, want, depth(k, dtype == "bf16", n) * np.finfo(np.float32).eps / 2, what, scale=terms)
+    assert_close(got, want, depth(k, dtype == "bf16", 1, n) * np.finfo(np.float32).eps / 2, what, scale=terms)
     if m > 1:
         assert_same_bits(run(linear.linear, x[-1:], weight, (1, n)), got[-1:], f"{what}: the last row alone")
 
@@ -109,7 +122,7 @@ def check_heads(m, heads, a, b, dtype, seed):
     want, terms = np.empty((m, heads, b)), np.empty((m, heads, b))
     twin.head_linear(values.astype(np.float64), weights.astype(np.float64), want)
     twin.head_linear(np.abs(values).astype(np.float64), np.abs(weights).astype(np.float64), terms)
-    bound = depth(a, dtype == "bf16", heads * b) * np.finfo(np.float32).eps / 2
+    bound = depth(a, dtype == "bf16", heads, b) * np.finfo(np.float32).eps / 2
     assert_close(got, want, bound, what, scale=terms)
     if m > 1:
         alone = run(linear.head_linear, x[-1:], weight, (1, heads, b))
@@ -126,6 +139,32 @@ def check_rows_keep_their_bits(counts, k, n, dtype, seed):
         rows = rng.choice(most, count, replace=False)
         got = run(linear.linear, x[rows], weight, (count, n))
         assert_same_bits(got, want[rows], f"{count} of {most} rows, K {k}, N {n}, {dtype}, seed {seed}")
+
+
+def check_heads_keep_their_bits(counts, heads, a, b, dtype, seed):
+    """As check_rows_keep_their_bits, for a weight a head."""
+    rng = np.random.default_rng(seed)
+    x, weight, *_ = make(rng, (max(counts), heads, a), (heads, b, a), dtype)
+    want = run(linear.head_linear, x, weight, (max(counts), heads, b))
+    for count in counts:
+        rows = rng.choice(len(x), count, replace=False)
+        got = run(linear.head_linear, x[rows], weight, (count, heads, b))
+        assert_same_bits(got, want[rows], f"{count} rows, {heads} heads, {a} x {b}, {dtype}, seed {seed}")
+
+
+def check_tiles_give_the_same_bits(m, k, n, warps, monkeypatch, seed):
+    """Every tile of bf16 weights that the split of K allows, in blocks of so many warps."""
+    x, weight, *_ = make(np.random.default_rng(seed), (m, k), (n, k), "bf16")
+    want, bits = run(linear.linear, x, weight, (m, n)), tensor_split_bits(-(-n // COLUMNS), k)
+    for kind, rows in TILES:
+        if (bits and kind == "staged") or (not bits and kind == "shares"):
+            continue
+        for count in warps:
+            groups = max(count >> bits, 1) if kind == "plain" else min(count, most_warps(kind))
+            forced = linear_mma.Tiling(kind, rows, groups, (-(-m // rows), -(-n // (COLUMNS * groups)), 1))
+            monkeypatch.setattr(linear_mma, "tiling_of", lambda *_, forced=forced: forced)
+            got = run(linear.linear, x, weight, (m, n))
+            assert_same_bits(got, want, f"{m} x {k} x {n}, {forced}, seed {seed}")
 
 
 def drawn():
@@ -164,7 +203,7 @@ def test_large_heads(m, heads, a, b, dtype):
 @pytest.mark.simulator
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_keep_their_bits_small(dtype):
-    check_rows_keep_their_bits((1, 2, 3, 5, 9), 72, 5, dtype, seed=1)
+    check_rows_keep_their_bits((1, 5, 9), 72, 5, dtype, seed=1)
 
 
 @pytest.mark.gpu
@@ -172,6 +211,43 @@ def test_rows_keep_their_bits_small(dtype):
 @pytest.mark.parametrize(("k", "n"), [(256, 128), (7168, 576), (1536, 1000), (96, 256), (100, 33), (33, 1)])
 def test_rows_keep_their_bits_large(k, n, dtype):
     check_rows_keep_their_bits((*range(1, 10), 16, 17, 33, 64, 65, 127), k, n, dtype, drawn())
+
+
+EVERY_TILE = (1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 257)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("k", "n"), [(7168, 6400), (7168, 2112), (2048, 2048), (2048, 768), (768, 3072), (104, 20)]
+)
+def test_bf16_rows_keep_their_bits_large(k, n):
+    """Weights whose K is not split, and is, in 2, 4 and 8."""
+    check_rows_keep_their_bits(EVERY_TILE, k, n, "bf16", drawn())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "a", "b"), [(16, 128, 512), (16, 512, 128), (64, 128, 512)])
+def test_bf16_heads_keep_their_bits_large(heads, a, b):
+    check_heads_keep_their_bits(EVERY_TILE, heads, a, b, "bf16", drawn())
+
+
+@pytest.mark.simulator
+def test_heads_keep_their_bits_small():
+    check_heads_keep_their_bits((1, 5), 2, 8, 3, "bf16", seed=2)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("m", "k", "n"), [(9, 40, 5), (9, 136, 5)])
+def test_tiles_give_the_same_bits_small(m, k, n, monkeypatch):
+    check_tiles_give_the_same_bits(m, k, n, (FEWEST_WARPS,), monkeypatch, seed=m)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("m", "k", "n"), [(130, 1000, 6500), (67, 2048, 768), (9, 120, 33), (200, 520, 4000)]
+)
+def test_tiles_give_the_same_bits_large(m, k, n, monkeypatch):
+    check_tiles_give_the_same_bits(m, k, n, (FEWEST_WARPS, 9, MOST_WARPS), monkeypatch, drawn())
 
 
 def check_infinities_stay_in_their_rows(m, k, n, dtype):
@@ -272,3 +348,30 @@ def test_the_split_depends_on_the_weight_alone():
     """Few columns and a long K use all warps of a block, many columns or a short K one."""
     assert linear.split_bits_of(576, 7168) == WARPS.bit_length() - 1
     assert linear.split_bits_of(18432, 7168) == linear.split_bits_of(256, 256) == 0
+
+
+@pytest.mark.skipif(SIMULATED, reason="the simulator's blocks are small")
+def test_the_split_of_bf16_weights():
+    shapes = {
+        (18432, 7168): 0,
+        (7168, 18432): 0,
+        (2112, 7168): 3,
+        (768, 2048): 3,
+        (3072, 768): 3,
+        (33, 96): 0,
+    }
+    assert {shape: tensor_split_bits(-(-shape[0] // 16), shape[1]) for shape in shapes} == shapes
+
+
+def test_a_tiling_covers_everything_once():
+    for m in (1, 4, 5, 8, 9, 33, 64, 65, 1024):
+        for heads, width, length in ((1, 18432, 7168), (1, 100, 64), (16, 512, 128), (1, 576, 2048)):
+            bits = tensor_split_bits(heads * -(-width // COLUMNS), length)
+            tiling = linear_mma.tiling_of(m, heads, width, length, bits)
+            assert (tiling.kind, tiling.rows) in TILES
+            assert linear_mma.threads_of(tiling, bits) <= 32 * most_warps(tiling.kind)
+            assert tiling.kind in (
+                ("plain", "shares") if bits else ("plain",) if m <= FEW_ROWS else ("staged",)
+            )
+            across = tiling.groups * COLUMNS
+            assert tiling.grid == (-(-m // tiling.rows), -(-width // across), heads)
