@@ -156,9 +156,10 @@ def _copy_columns(call: Call) -> Cost:
 
 
 def _experts(call: Call) -> Cost:
-    """Of the routed experts, those touched, once each: `experts` is called with x, gates, three weights, .., out."""
+    """Of the experts, those touched, once each, the shared among them: called with x, gates, three weights, .., out."""
     x, gates, *weights = call.arguments[:5]
-    touched, pairs = call.routed
+    shared = weights[0].shape[0] - gates.shape[0]
+    touched, pairs = call.routed[0] + shared, call.routed[1] + shared * x.shape[0]
     one = [size_of(weight) // weight.shape[0] for weight in weights]
     flops = sum(2 * pairs * size // weight.dtype.itemsize for size, weight in zip(one, weights, strict=True))
     return Cost(touched * sum(one), 0, size_of(x) + size_of(gates) + size_of(call.arguments[-1]), flops)

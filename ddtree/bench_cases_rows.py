@@ -33,7 +33,7 @@ def cases(quick: bool) -> list[Case]:
     """Each operation at one and at 64 rows; quick: at few rows, with widths for 16-byte accesses and without."""
     rows = (3,) if quick else (1, 64)
     widths = (64, 33) if quick else (7168,)
-    found = [case(m, w) for case in (add, swiglu, rms_norm, add_norm) for w in widths for m in rows]
+    found = [case(m, w) for case in (swiglu, rms_norm, add_norm) for w in widths for m in rows]
     heads, nope, dim, rank = (3, 16, 8, 32) if quick else (64, 128, 64, 512)
     found += [rope(m, heads, dim, dtype) for dtype in ("f32", "bf16") for m in rows]
     found += [split_query(m, heads, nope, dim) for m in rows]
@@ -43,24 +43,6 @@ def cases(quick: bool) -> list[Case]:
     found += [embed(m, vocab, w, dtype) for dtype in ("f32", "bf16") for w in widths for m in rows]
     found += [copy_columns(m, w, 3) for w in widths for m in rows]
     return found
-
-
-def add(rows: int, width: int) -> Case:
-    name = f"add f32 {rows}x{width}"
-
-    def prepare() -> Work:
-        from kernels_numba import pointwise as kernels
-
-        rng = generator(name)
-        x, y = normal(rng, rows, width), normal(rng, rows, width)
-
-        def check(found: Any) -> None:
-            require_equal("out", found["out"], x + y)
-
-        arrays = {"x": x, "y": y, "out": poisoned(rows, width)}
-        return Work(arrays, ("out",), lambda d, s: kernels.add(d.x, d.y, d.out, s), check)
-
-    return Case(name, "pointwise.add", 12 * rows * width, rows * width, prepare)
 
 
 def swiglu(rows: int, width: int) -> Case:

@@ -64,6 +64,11 @@ class ModelConfig:
     def shared_intermediate_size(self) -> int:
         return self.n_shared_experts * self.moe_intermediate_size
 
+    @property
+    def experts_a_row(self) -> int:
+        """Experts that a row goes to: those it chooses and the shared ones."""
+        return self.num_experts_per_tok + self.n_shared_experts
+
     def is_moe(self, layer: int) -> bool:
         return layer >= self.first_k_dense_replace
 

@@ -16,7 +16,7 @@ from ddtree.weights import DrafterWeights, MlpWeights, MoeWeights, TargetWeights
 
 Areas = dict[str, dict[str, int]]
 GROUPS = {"cos": "rotary tables", "sin": "rotary tables", "fc": "context projection", "bias": "router"}
-MLPS = {"experts": "routed experts", "shared": "shared experts", "mlp": "dense mlp"}
+MLPS = {"experts": "experts", "mlp": "dense mlp"}
 ATTENTION = ("q_a", "q_b", "q", "k", "v", "kv_a", "w_kc", "w_vc", "o")
 STATE_VIEWS = ("times", "report", "host_buffer")  # parts of `buffer`, and where the host receives it
 

@@ -37,9 +37,6 @@ class ModelBuffers:
     branch: Any
     dense_gate: Any
     dense_up: Any
-    shared_gate: Any
-    shared_up: Any
-    shared: Any
     router: Any
     gates: Any
     pairs: Any
@@ -66,12 +63,9 @@ class ModelBuffers:
             "branch": (c.hidden_size,),
             "dense_gate": (c.intermediate_size,),
             "dense_up": (c.intermediate_size,),
-            "shared_gate": (c.shared_intermediate_size,),
-            "shared_up": (c.shared_intermediate_size,),
-            "shared": (c.hidden_size,),
             "router": (c.n_routed_experts,),
             "gates": (c.n_routed_experts,),
-            "pairs": (c.num_experts_per_tok, c.moe_intermediate_size),
+            "pairs": (c.experts_a_row, c.moe_intermediate_size),
             "logits": (c.vocab_size,),
             "features": (len(feature_layers) * c.hidden_size,),
         }
@@ -175,7 +169,7 @@ class Model:
         ops.linear(gate, mlp.down, out)
 
     def _moe(self, moe: MoeWeights, index: int, b: ModelBuffers, see: Observer) -> None:
-        """Routed experts are summed first; the shared expert's output is added to that."""
+        """Routed experts are summed first; the shared experts' outputs are added to that."""
         ops, rows = self.ops, b.router.shape[0]
         gates, pairs = b.gates.reshape(-1, rows), b.pairs.reshape(-1, b.pairs.shape[2])
         ops.linear(b.normed, moe.router, b.router)
@@ -183,9 +177,6 @@ class Model:
         ops.gate(b.router, moe.bias, self.gate_rule, gates)
         see("gates", index, gates)
         ops.experts(b.normed, gates, moe.experts.gate, moe.experts.up, moe.experts.down, pairs, b.branch)
-        if moe.shared is not None:
-            self._mlp(moe.shared, b.normed, b.shared_gate, b.shared_up, b.shared)
-            ops.add(b.branch, b.shared, b.branch)
 
 
 def _ignore(name: str, layer: int, array: Any) -> None:

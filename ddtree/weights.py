@@ -29,12 +29,11 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """router [E, H], bias f32[E] or None, stacked experts, and the shared expert or None."""
+    """router [E, H], bias f32[E] or None, and the experts, stacked: E routed ones, then the shared ones."""
 
     router: Any
     bias: Any | None
     experts: MlpWeights
-    shared: MlpWeights | None
 
 
 @dataclass(frozen=True)
@@ -112,14 +111,6 @@ class WeightReader:
     def exact(self, name: str) -> Any:
         return self.fill(self.ops.empty(self.shape(name)), name)
 
-    def stack(self, names: list[str]) -> Any:
-        """Matrices of one shape as [len(names), ...], each put in its place."""
-        shape = self.shape(names[0])
-        out, size = self.ops.empty_matrix((len(names), *shape)), math.prod(shape)
-        for index, name in enumerate(names):
-            self.fill(out, name, index * size)
-        return out
-
     def fill(
         self, out: Any, name: str, start: int = 0, part: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> Any:
@@ -194,18 +185,31 @@ def _absorbed(read: WeightReader, config: ModelConfig, name: str) -> tuple[Any, 
 
 
 def _moe(read: WeightReader, config: ModelConfig, prefix: str) -> MoeWeights:
+    routed, shared = config.n_routed_experts, config.n_shared_experts
+
     def stacked(name: str) -> Any:
-        return read.stack(
-            [f"{prefix}.experts.{e}.{name}_proj.weight" for e in range(config.n_routed_experts)]
-        )
+        names = [f"{prefix}.experts.{e}.{name}_proj.weight" for e in range(routed)]
+        shape = read.shape(names[0])
+        out = read.ops.empty_matrix((routed + shared, *shape))
+        for expert, one in enumerate(names):
+            read.fill(out, one, expert * math.prod(shape))
+        if shared:  # one MLP as wide as all of them: gate and up by rows, down by columns
+            of_expert = _down_by_expert(shared) if name == "down" else None
+            shared_name = f"{prefix}.shared_experts.{name}_proj.weight"
+            read.fill(out, shared_name, routed * math.prod(shape), of_expert)
+        return out
 
     has_bias = config.topk_method == "noaux_tc"
     return MoeWeights(
         router=read.exact(f"{prefix}.gate.weight"),
         bias=read.exact(f"{prefix}.gate.e_score_correction_bias") if has_bias else None,
         experts=MlpWeights(stacked("gate"), stacked("up"), stacked("down")),
-        shared=read.mlp(f"{prefix}.shared_experts") if config.n_shared_experts else None,
     )
+
+
+def _down_by_expert(shared: int) -> Callable[[np.ndarray], np.ndarray]:
+    """What turns the shared down projection [H, S x I] into [S, H, I]."""
+    return lambda down: down.reshape(len(down), shared, -1).transpose(1, 0, 2)
 
 
 def load_drafter(

@@ -2,6 +2,7 @@
 
     out[i] = sum over e of gates[e, i] * down_e(silu(gate_e(x[i])) * up_e(x[i]))
 
+Experts behind the gates' last are shared: every row goes to them, its gate 1.
 A pair is a row and an expert whose gate is not zero; pairs are numbered by expert, then row. `plan` lists them and cuts
 those of an expert into tiles, whose rows share its weights; `up` makes hidden [pairs, I]; `down` makes gate x output
 [pairs, H]; `combine` adds a row's pairs in the order of their experts. Launches are for as many tiles as there can be;
@@ -16,7 +17,7 @@ from numba import cuda, float32, int32, int64, types, uint32
 
 from kernels_numba.checks import check, require
 from kernels_numba.experts_mma import MMA_ROWS, launch_down, launch_up, split_bits_of
-from kernels_numba.experts_plan import MAX_CHOSEN, PLAN_THREADS, plan_kernel, plan_size
+from kernels_numba.experts_plan import MAX_CHOSEN, PLAN_THREADS, gate_of, plan_kernel, plan_size
 from kernels_numba.primitives import SIMULATED, WARP, after_previous, device_function, exp
 from kernels_numba.primitives_dot import (
     RAGGED_ROWS,
@@ -131,7 +132,7 @@ def make_down_kernel(rows, half, ragged):
         while i < values:
             r, column = int32(i // columns), int32(first_column + i % columns)
             if r < count and column < width:
-                product = gates[plan[pair + r]] * partial[warp * values + i]
+                product = gate_of(gates, plan[pair + r]) * partial[warp * values + i]
                 pair_out[int64(pair + r) * width + column] = product
             i = int32(i + WARP)
 
@@ -171,16 +172,18 @@ def tile_rows_of(num_rows, num_experts, num_chosen, sizes):
 def experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, num_chosen, stream=0):
     """out[i] = sum over e of gates[e, i] * down_e(silu(gate_e(x[i])) * up_e(x[i])). Raises LaunchError.
 
-    x and out f32[M, H], gates f32[E, M] with at most `num_chosen` nonzeros a row, w_gate and w_up [E, I, H], w_down
-    [E, H, I], all f32 or all bf16 bits u16. Scratch, with P >= M x num_chosen: hidden f32[P, I], pair_out f32[P, H],
-    plan i32[at least plan_size(M, E, num_chosen)].
+    x and out f32[M, H], gates f32[E, M], w_gate and w_up [E + S, I, H], w_down [E + S, H, I], all f32 or all bf16 bits
+    u16. The last S experts are shared: their gates are 1. `num_chosen` is the most experts a row goes to, the shared
+    among them. Scratch, with P >= M x num_chosen: hidden f32[P, I], pair_out f32[P, H], plan i32[at least
+    plan_size(M, E + S, num_chosen)].
     """
     check("experts: x", x, "float32", (None, None))
     num_rows, size = x.shape
     check("experts: gates", gates, "float32", (None, num_rows))
-    num_experts = gates.shape[0]
-    check("experts: w_gate", w_gate, ("float32", "uint16"), (num_experts, None, size))
-    width, dtype = w_gate.shape[1], str(w_gate.dtype)
+    check("experts: w_gate", w_gate, ("float32", "uint16"), (None, None, size))
+    num_experts, width, dtype = w_gate.shape[0], w_gate.shape[1], str(w_gate.dtype)
+    routed = gates.shape[0]
+    require(routed <= num_experts, f"experts: gates: expected at most {num_experts} experts, found {routed}")
     check("experts: w_up", w_up, dtype, (num_experts, width, size))
     check("experts: w_down", w_down, dtype, (num_experts, size, width))
     check("experts: hidden", hidden, "float32", (None, width))

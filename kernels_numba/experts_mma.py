@@ -11,6 +11,7 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, int64, types, uint32
 
+from kernels_numba.experts_plan import gate_of
 from kernels_numba.primitives import SIMULATED, after_previous, exp
 from kernels_numba.primitives_mma import ALIGN, EXCHANGE, LANES
 from kernels_numba.primitives_tensor import (
@@ -122,7 +123,9 @@ def make_down_mma(kind, rows):
             for step in range(warp - first_warp, SUMS, splits):
                 row, column = int32(2 * first + row_of(step)), int32(first_column + column_of(step))
                 if row < count and column < width:
-                    product = gates[plan[pair + row]] * total_of(buffers, first_warp, step, warp_bits)
+                    product = gate_of(gates, plan[pair + row]) * total_of(
+                        buffers, first_warp, step, warp_bits
+                    )
                     pair_out[int64(pair + row) * width + column] = product
 
     return down_mma_kernel

@@ -1,6 +1,6 @@
 """Which rows go to which expert, listed on the device: the first kernel of `experts`, one block.
 
-    pairs = the (expert, row) with gates[expert, row] != 0, in that order
+    pairs = the (expert, row) with gates[expert, row] != 0, in that order, then each shared expert with every row
 
 Each warp takes a run of the flat gates [E, M], whose order is that of the pairs: it counts, learns where its own begin,
 and writes them. Then a thread a pair finds its expert's first, notes it for its row, and opens a tile where one begins.
@@ -8,7 +8,7 @@ and writes them. Then a thread a pair finds its expert's first, notes it for its
 
 from numba import cuda, float32, int32, types, uint32
 
-from kernels_numba.primitives import SIMULATED, WARP, after_previous
+from kernels_numba.primitives import SIMULATED, WARP, after_previous, device_function
 from kernels_numba.primitives_dot import count_below, lane_and_warp
 from kernels_numba.registry import KernelSpec
 
@@ -18,7 +18,7 @@ MAX_CHOSEN = 32  # experts a row
 
 
 def plan_size(num_rows, num_experts, num_chosen):
-    """Elements of the i32 scratch `plan`, in its order, where P = num_rows x num_chosen.
+    """Elements of the i32 scratch `plan`, in its order, where P = num_rows x num_chosen; both count shared experts.
 
     [P] a pair's place in the flat gates [E, M]; [P] a tile's rows, or 0, and [P] its first pair; [M, num_chosen] a
     row's pairs in any order and [M] how many they are; [E + 1] an expert's first pair.
@@ -26,9 +26,15 @@ def plan_size(num_rows, num_experts, num_chosen):
     return 4 * num_rows * num_chosen + num_rows + num_experts + 1
 
 
+@device_function
+def gate_of(gates, place):
+    """The gate of a pair by its place in the flat gates, behind whose end shared experts lie."""
+    return gates[place] if place < gates.shape[0] else float32(1)
+
+
 @cuda.jit
 def plan_kernel(gates, plan, num_rows, num_experts, num_chosen, tile_bits, num_tiles):
-    """Fill `plan`, as `plan_size` describes it, from the flat gates [E, M].
+    """Fill `plan`, as `plan_size` describes it, from the flat gates [E, M]; experts past the gates' are shared.
 
     A tile has 1 << tile_bits rows. Its place among num_tiles is that of its first pair, or, where that would leave most
     places empty, first pair // rows + expert, which grows by at least one from tile to tile.
@@ -39,7 +45,7 @@ def plan_kernel(gates, plan, num_rows, num_experts, num_chosen, tile_bits, num_t
     thread = int32(cuda.threadIdx.x)
     lane, warp = lane_and_warp()
     capacity, size = int32(num_rows * num_chosen), int32(num_rows * num_experts)
-    counts = int32(4 * capacity)
+    counts, routed = int32(4 * capacity), int32(gates.shape[0])
     starts = int32(counts + num_rows)
     run = int32(((size + PLAN_THREADS - 1) // PLAN_THREADS) * WARP)
     first = int32(warp * run)
@@ -52,7 +58,7 @@ def plan_kernel(gates, plan, num_rows, num_experts, num_chosen, tile_bits, num_t
     cuda.syncthreads()  # counters and tiles are zero
     mine = int32(0)
     for i in range(first + lane, min(first + run, size), WARP):
-        if gates[i] != float32(0):
+        if i >= routed or gates[i] != float32(0):
             mine = int32(mine + 1)
     cuda.atomic.add(found, warp, mine)
     cuda.syncthreads()  # every warp's pairs are counted
@@ -62,7 +68,7 @@ def plan_kernel(gates, plan, num_rows, num_experts, num_chosen, tile_bits, num_t
             pair = int32(pair + found[other])
     for step in range(0, run, WARP):
         i = int32(first + step + lane)
-        chosen = i < size and gates[min(i, int32(size - 1))] != float32(0)
+        chosen = i < size and (i >= routed or gates[min(i, int32(routed - 1))] != float32(0))
         below, together = count_below(chosen, lane, scratch)
         at = min(int32(pair + below), capacity)
         expert = int32(uint32(i) // uint32(num_rows))

@@ -1,7 +1,4 @@
-"""Elementwise operations, one thread an element in a grid-stride loop.
-
-Residual add: out = x + y. SwiGLU: out = gate * sigmoid(gate) * up.
-"""
+"""SwiGLU: out = gate * sigmoid(gate) * up, one thread an element in a grid-stride loop."""
 
 from numba import cuda, float32, types
 
@@ -11,14 +8,6 @@ from kernels_numba.registry import KernelSpec
 
 THREADS = 8 if SIMULATED else 256
 MAX_BLOCKS = 4 if SIMULATED else 1024
-
-
-@cuda.jit
-def add_kernel(x, y, out):
-    """out = x + y over flat arrays of one length; out may be x."""
-    after_previous()
-    for i in range(cuda.grid(1), out.shape[0], cuda.gridsize(1)):
-        out[i] = x[i] + y[i]
 
 
 @cuda.jit
@@ -35,13 +24,6 @@ def blocks_for(count):
     return max(1, min(-(-count // THREADS), MAX_BLOCKS))
 
 
-def add(x, y, out, stream=0):
-    """out = x + y; f32 arrays of one shape, out may be x. Raises LaunchError."""
-    for name, array in (("x", x), ("y", y), ("out", out)):
-        check(f"add: {name}", array, "float32", x.shape)
-    add_kernel[blocks_for(x.size), THREADS, stream](x.reshape(-1), y.reshape(-1), out.reshape(-1))
-
-
 def swiglu(gate, up, out, stream=0):
     """out = gate * sigmoid(gate) * up; f32 arrays of one shape, out may be gate. Raises LaunchError."""
     for name, array in (("gate", gate), ("up", up), ("out", out)):
@@ -50,7 +32,4 @@ def swiglu(gate, up, out, stream=0):
 
 
 _FLAT = types.Array(types.float32, 1, "C")
-SPECS = [
-    KernelSpec("add", add_kernel, (_FLAT,) * 3, THREADS),
-    KernelSpec("swiglu", swiglu_kernel, (_FLAT,) * 3, THREADS),
-]
+SPECS = [KernelSpec("swiglu", swiglu_kernel, (_FLAT,) * 3, THREADS)]

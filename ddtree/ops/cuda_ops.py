@@ -62,9 +62,6 @@ class CudaOps(CudaMemory):
     def add_norm(self, residual: Any, branch: Any, weight: Any, eps: float, out: Any) -> None:
         norm.add_norm(residual, branch, weight, eps, out, self.stream)
 
-    def add(self, x: Any, y: Any, out: Any) -> None:
-        pointwise.add(x, y, out, self.stream)
-
     def swiglu(self, gate_values: Any, up: Any, out: Any) -> None:
         pointwise.swiglu(gate_values, up, out, self.stream)
 
@@ -130,7 +127,7 @@ class CudaOps(CudaMemory):
             ("max_budget", max_budget, min(tree_build.MAX_BUDGET, accept.MAX_ROWS - 1, topk.MAX_K)),
             ("vocab_size", config.vocab_size, min(topk.MAX_VOCAB, sample.MAX_VOCAB)),
             ("n_routed_experts", config.n_routed_experts, gate.MAX_EXPERTS),
-            ("num_experts_per_tok", config.num_experts_per_tok, experts.MAX_CHOSEN),
+            ("experts a row", config.experts_a_row, experts.MAX_CHOSEN),
             ("horizon", drafter.horizon if drafter else 0, tree_build.MAX_DEPTHS),
         ]
         for name, value, most in limits:
@@ -154,7 +151,7 @@ class CudaOps(CudaMemory):
         pairs = hidden.shape[0]
         chosen = pairs // rows
         pair_out = self.scratch("experts pair_out", pairs * size)[: pairs * size].reshape(pairs, size)
-        plan = self.scratch("experts plan", experts.plan_size(rows, gates.shape[0], chosen), np.int32)
+        plan = self.scratch("experts plan", experts.plan_size(rows, w_gate.shape[0], chosen), np.int32)
         experts.experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, chosen, self.stream)
 
     # --- the round ---------------------------------------------------------------------------------------------------

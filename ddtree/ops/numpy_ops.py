@@ -14,7 +14,7 @@ from ddtree.reference.block_attention import block_attention
 from ddtree.reference.experts import experts
 from ddtree.reference.gate import GateRule, gate_device, gate_host
 from ddtree.reference.linear import embed, head_linear, linear
-from ddtree.reference.pointwise import add, add_norm, copy_columns, rms_norm, swiglu
+from ddtree.reference.pointwise import add_norm, copy_columns, rms_norm, swiglu
 from ddtree.reference.position import append_latent, append_rows, rope, split_query
 from ddtree.reference.sample import sample
 from ddtree.reference.topk import argmax, row_is_bad, topk_log_softmax
@@ -44,7 +44,6 @@ class NumpyOps:
     head_linear = staticmethod(head_linear)
     rms_norm = staticmethod(rms_norm)
     add_norm = staticmethod(add_norm)
-    add = staticmethod(add)
     swiglu = staticmethod(swiglu)
     copy_columns = staticmethod(copy_columns)
     rope = staticmethod(rope)

@@ -31,7 +31,7 @@ def largest_scratch(
 
 
 def _target(config: ModelConfig, rows: int, capacity: int) -> Sizes:
-    c, chosen = config, config.num_experts_per_tok
+    c, chosen = config, config.experts_a_row
     sizes: Sizes = {
         "attention": (
             attention.attention_scratch(rows, c.num_attention_heads, c.kv_lora_rank, capacity),
@@ -41,7 +41,7 @@ def _target(config: ModelConfig, rows: int, capacity: int) -> Sizes:
     }
     if any(c.is_moe(layer) for layer in range(c.num_hidden_layers)):
         sizes["experts pair_out"] = rows * chosen * c.hidden_size, np.float32
-        sizes["experts plan"] = experts.plan_size(rows, c.n_routed_experts, chosen), np.int32
+        sizes["experts plan"] = experts.plan_size(rows, c.n_routed_experts + c.n_shared_experts, chosen), np.int32
     return sizes
 
 

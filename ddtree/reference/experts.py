@@ -1,4 +1,4 @@
-"""The grouped expert product: each row through its chosen experts, summed in expert order."""
+"""The grouped expert product: each row through its chosen experts and the shared ones, summed in that order."""
 
 import numpy as np
 
@@ -17,11 +17,13 @@ def experts(
 ) -> None:
     """out[i] = sum over e of gates[e, i] * down_e(silu(gate_e(x[i])) * up_e(x[i])), experts in index order.
 
-    x and out [M, H], gates [E, M] (zero where not chosen), w_gate and w_up [E, I, H], w_down [E, H, I], hidden
-    [at least the number of chosen pairs, I] is scratch: the pairs' activations in expert order.
+    x and out [M, H], gates [E, M] (zero where not chosen), w_gate and w_up [E + S, I, H], w_down [E + S, H, I]; the S
+    shared experts behind the gates' E take every row with gate 1. hidden [at least the number of chosen pairs, I] is
+    scratch: the pairs' activations in expert order.
     """
     out[...] = 0
     start = 0
+    gates = np.concatenate([gates, np.ones((len(w_gate) - len(gates), len(x)), gates.dtype)])
     for expert in np.flatnonzero(gates.any(axis=1)):
         rows = np.flatnonzero(gates[expert])
         pair, inputs = hidden[start : start + len(rows)], x[rows]

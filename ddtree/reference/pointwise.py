@@ -1,4 +1,4 @@
-"""RMSNorm and the elementwise operations: residual add, SwiGLU, and the copy that collects features."""
+"""RMSNorm, alone and after the residual add, SwiGLU, and the copy that collects features."""
 
 import numpy as np
 
@@ -16,11 +16,6 @@ def add_norm(
     """residual += branch, then out = rms_norm(residual); all [..., H] but weight [H]; out may be branch."""
     np.add(residual, branch, out=residual)
     rms_norm(residual, weight, eps, out)
-
-
-def add(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    """out = x + y, all of one shape; out may be x."""
-    np.add(x, y, out=out)
 
 
 def swiglu(gate: np.ndarray, up: np.ndarray, out: np.ndarray) -> None:

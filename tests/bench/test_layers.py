@@ -75,9 +75,8 @@ def test_recorded_calls_are_the_forward(engine):
         w for layer in engine.model.weights.layers for w in (layer.q_a, layer.q_b, layer.kv_a, layer.o)
     ]
     dense = engine.model.weights.layers[0].mlp
-    shared = [layer.mlp.shared for layer in engine.model.weights.layers[1:]]
     routers = [layer.mlp.router for layer in engine.model.weights.layers[1:]]
-    mlps = [matrix for mlp in (dense, *shared) for matrix in (mlp.gate, mlp.up, mlp.down)]
+    mlps = [matrix for mlp in (dense,) for matrix in (mlp.gate, mlp.up, mlp.down)]
     assert total("linear") == sum(map(size_of, [*matrices, *mlps, *routers, engine.model.weights.head]))
     for call in calls:
         cost = costs[id(call)]
@@ -85,7 +84,9 @@ def test_recorded_calls_are_the_forward(engine):
             touched, pairs = call.routed
             assert pairs == 16 * config.num_experts_per_tok and touched <= config.n_routed_experts
             one = 3 * config.hidden_size * config.moe_intermediate_size
-            assert cost.weights == 4 * touched * one and cost.flops == 2 * pairs * one
+            shared = config.n_shared_experts
+            assert cost.weights == 4 * (touched + shared) * one
+            assert cost.flops == 2 * (pairs + 16 * shared) * one
         if call.name == "attention":
             width = config.kv_lora_rank + config.qk_rope_head_dim
             assert cost.cache == 4 * 86 * width
@@ -179,7 +180,7 @@ def test_times_on_a_pretended_gpu(monkeypatch):
         for kind in ("dense", "moe", "ends")
     }
     assert {"linear q_a", "linear mlp.gate", "attention"} <= set(by_kind["dense"])
-    assert {"linear mlp.router", "linear mlp.shared.down", "gate mlp.bias"} <= set(by_kind["moe"])
+    assert {"linear mlp.router", "gate mlp.bias"} <= set(by_kind["moe"])
     assert (
         by_kind["moe"]["linear q_a"]["layers_in_turn"] == 7
         and by_kind["dense"]["linear q_a"]["layers_in_turn"] == 1

@@ -173,8 +173,9 @@ def test_the_seconds_of_a_prefill_are_of_all_its_chunks(engines, monkeypatch):
 
 def test_what_kernels_cannot_hold_is_refused(engines):
     bundle = engines[0].bundle
-    for name, value in (("vocab_size", 2**20), ("n_routed_experts", 513), ("num_experts_per_tok", 33)):
-        with pytest.raises(UsageError, match=f"{name}: the backend cuda takes at most"):
+    for name, value in (("vocab_size", 2**20), ("n_routed_experts", 513), ("num_experts_per_tok", 32)):
+        what = "experts a row" if name == "num_experts_per_tok" else name  # the shared one is the 33rd
+        with pytest.raises(UsageError, match=f"{what}: the backend cuda takes at most"):
             CudaOps.check_sizes(replace(bundle.config, **{name: value}), bundle.drafter_config, 5)
     with pytest.raises(UsageError, match="horizon: the backend cuda takes at most 32, found 33"):
         CudaOps.check_sizes(bundle.config, replace(bundle.drafter_config, block_size=34), 5)

@@ -10,7 +10,6 @@ from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
 
 from ddtree.reference.experts import experts as twin
 from kernels_numba import experts
-from kernels_numba.checks import LaunchError
 from kernels_numba.experts_mma import split_bits_of
 from kernels_numba.primitives import WARP
 from kernels_numba.primitives_dot import chunk_of
@@ -302,31 +301,3 @@ def test_too_many_choices_small():
 def test_too_many_choices_large():
     check_too_many_choices(Case(65, 64, 3, 64, 32), "f32", 0)
     check_too_many_choices(Case(512, 384, 8, 64, 32), "bf16", 0)
-
-
-def arguments():
-    case = Case(3, 4, 2, 8, 16)
-    x, gates, weights = make(np.random.default_rng(0), case, "f32")
-    scratch = [np.empty(shape, np.float32) for shape in ((6, 16), (3, 8), (6, 8))]
-    return [x, gates, *weights, *scratch, np.empty(experts.plan_size(3, 4, 2), np.int32), 2]
-
-
-@pytest.mark.parametrize(
-    ("index", "value", "message"),
-    [
-        (1, np.zeros((4, 2), "f4"), "experts: gates: expected shape"),
-        (3, np.zeros((4, 16, 8), "u2"), "experts: w_up: expected dtype float32, found uint16"),
-        (4, np.zeros((4, 16, 8), "f4"), "experts: w_down: expected shape"),
-        (5, np.zeros((5, 16), "f4"), "experts: hidden: expected at least 6 rows, found 5"),
-        (7, np.zeros((5, 8), "f4"), "experts: pair_out: expected at least 6 rows, found 5"),
-        (8, np.zeros(31, "i4"), "experts: plan: expected at least 32 rows, found 31"),
-        (8, np.zeros(32, "f4"), "experts: plan: expected dtype int32"),
-        (9, 33, "experts: num_chosen: expected 1 to 32, found 33"),
-        (9, 0, "experts: num_chosen: expected 1 to 32, found 0"),
-    ],
-)
-def test_arguments_that_do_not_fit(index, value, message):
-    given = arguments()
-    given[index] = value
-    with pytest.raises(LaunchError, match=message):
-        experts.experts(*given)

@@ -56,6 +56,23 @@ def test_dense_loop(m, per_row, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [1, 3, 33])
+def test_experts_behind_the_gates_are_shared(m, dtype):
+    """Every row goes to them with gate 1, after the others."""
+    x, gates, *weights = make(m, dtype, 2, used=3)
+    for weight in weights:
+        weight[3:] = np.random.default_rng(m).standard_normal(weight[3:].shape)
+    shared = np.concatenate([gates[:3], np.ones((NUM_EXPERTS - 3, m), x.dtype)])
+    out, hidden = np.full_like(x, np.nan), np.full((m * (2 + NUM_EXPERTS - 3), WIDTH), np.nan, x.dtype)
+    for weight in weights:
+        weight[:3][~gates[:3].any(axis=1)] = 0
+    experts(x, gates[:3], *weights, hidden, out)
+    assert_close(
+        out, dense(x, shared, *weights), 100 * EPS[dtype], f"{m} rows, {NUM_EXPERTS - 3} shared, {dtype}"
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_experts_no_row_uses_are_never_read(dtype):
     arrays = make(33, dtype, 2, used=3)
     assert np.isnan(arrays[2][3:]).all()

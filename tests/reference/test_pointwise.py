@@ -1,4 +1,4 @@
-"""RMSNorm, SwiGLU, add and the column copy against f64: outliers, zeros, tiny rows, in place, and no warnings."""
+"""RMSNorm, alone and after an add, SwiGLU, the column copy against f64: outliers, zeros, in place, no warnings."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from compare_arrays import assert_close, assert_same_bits
 from support import DTYPES, EPS, ODD_SIZES
 
-from ddtree.reference.pointwise import add, copy_columns, rms_norm, swiglu
+from ddtree.reference.pointwise import add_norm, copy_columns, rms_norm, swiglu
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -98,14 +98,18 @@ def test_swiglu_is_not_gate_times_up_swapped(dtype):
 
 @each_dtype
 @pytest.mark.parametrize("width", ODD_SIZES)
-def test_add_rounds_once(width, dtype):
+def test_add_norm_adds_once_and_norms_the_sum(width, dtype):
     rng = np.random.default_rng(width)
-    x, y = (rng.standard_normal((3, width)).astype(DTYPES[dtype]) for _ in range(2))
+    x, y, weight = (
+        rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in ((3, width), (3, width), width)
+    )
     x[1] *= 1e4
-    x[2, 0] = -np.inf
-    want = (x.astype(np.longdouble) + y.astype(np.longdouble)).astype(DTYPES[dtype])
-    add(x, y, x)
-    assert_same_bits(x, want, "add in place")
+    total = (x.astype(np.longdouble) + y.astype(np.longdouble)).astype(DTYPES[dtype])
+    want = np.empty_like(x)
+    rms_norm(total, weight, 1e-6, want)
+    add_norm(x, y, weight, 1e-6, y)
+    assert_same_bits(x, total, "the residual")
+    assert_same_bits(y, want, "the norm, in the branch's place")
 
 
 @each_dtype

@@ -1,0 +1,82 @@
+"""The experts' shared ones, which are experts that every row chose with gate 1, and arguments that do not fit."""
+
+import numpy as np
+import pytest
+from compare_arrays import assert_same_bits
+from kernels.device import poisoned, to_device, to_host
+from kernels.test_experts import Case, make
+
+from kernels_numba import experts
+from kernels_numba.checks import LaunchError
+
+
+def launch(case, x, gates, weights, chosen):
+    """The output for weights of more experts than there are gates, or of as many."""
+    pairs = len(x) * chosen
+    out, hidden, pair_out = (
+        poisoned(shape) for shape in (x.shape, (pairs, case.width), (pairs, case.hidden))
+    )
+    plan = poisoned(experts.plan_size(len(x), len(weights[0]), chosen), np.int32)
+    arrays = [to_device(array) for array in (x, gates, *weights)]
+    experts.experts(*arrays, hidden, out, pair_out, plan, chosen)
+    return to_host(out)
+
+
+def check_shared(case, dtype, shared, seed):
+    rng = np.random.default_rng(seed)
+    total = Case(case.rows, case.experts + shared, case.chosen, case.hidden, case.width)
+    x, gates, weights = make(rng, total, dtype)
+    gates = gates[: case.experts].copy()
+    for weight in weights:
+        weight[np.concatenate([gates.any(axis=1), np.ones(shared, bool)])] = 0.25 if dtype == "f32" else 16000
+        weight.reshape(-1)[::3] = 0.125 if dtype == "f32" else 15872
+    chosen = case.chosen + shared
+    got = launch(case, x, gates, weights, chosen)
+    said = np.concatenate([gates, np.ones((shared, case.rows), np.float32)])
+    assert_same_bits(got, launch(case, x, said, weights, chosen), f"{case}, {shared} shared, {dtype}")
+    without = launch(case, x, gates, [weight[: case.experts] for weight in weights], chosen)
+    assert (got != without).any(), "the shared experts count"
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("rows", "shared", "dtype"), [(1, 1, "f32"), (3, 2, "f32"), (3, 1, "bf16")])
+def test_shared_experts_small(rows, shared, dtype):
+    check_shared(Case(rows, 4, 2, 16, 8), dtype, shared, seed=rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("rows", "shared"), [(1, 1), (7, 2), (65, 1), (130, 3)])
+def test_shared_experts_large(rows, shared, dtype):
+    check_shared(
+        Case(rows, 64, 6, 256, 96), dtype, shared, int(np.random.SeedSequence().generate_state(1)[0])
+    )
+
+
+def arguments():
+    case = Case(3, 4, 2, 8, 16)
+    x, gates, weights = make(np.random.default_rng(0), case, "f32")
+    scratch = [np.empty(shape, np.float32) for shape in ((6, 16), (3, 8), (6, 8))]
+    return [x, gates, *weights, *scratch, np.empty(experts.plan_size(3, 4, 2), np.int32), 2]
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (1, np.zeros((4, 2), "f4"), "experts: gates: expected shape"),
+        (1, np.zeros((5, 3), "f4"), "experts: gates: expected at most 4 experts, found 5"),
+        (3, np.zeros((4, 16, 8), "u2"), "experts: w_up: expected dtype float32, found uint16"),
+        (4, np.zeros((4, 16, 8), "f4"), "experts: w_down: expected shape"),
+        (5, np.zeros((5, 16), "f4"), "experts: hidden: expected at least 6 rows, found 5"),
+        (7, np.zeros((5, 8), "f4"), "experts: pair_out: expected at least 6 rows, found 5"),
+        (8, np.zeros(31, "i4"), "experts: plan: expected at least 32 rows, found 31"),
+        (8, np.zeros(32, "f4"), "experts: plan: expected dtype int32"),
+        (9, 33, "experts: num_chosen: expected 1 to 32, found 33"),
+        (9, 0, "experts: num_chosen: expected 1 to 32, found 0"),
+    ],
+)
+def test_arguments_that_do_not_fit(index, value, message):
+    given = arguments()
+    given[index] = value
+    with pytest.raises(LaunchError, match=message):
+        experts.experts(*given)
