@@ -17,6 +17,7 @@ from tqdm import tqdm
 from ddtree import __version__
 from ddtree.checkpoint import convert_to_hf, convert_to_kdtr
 from ddtree.cli_bench import bench_group
+from ddtree.cli_keep import keep_rounds
 from ddtree.cli_memory import memory_of, memory_options, refuse_memory_options
 from ddtree.cli_options import (
     LateBar,
@@ -29,6 +30,7 @@ from ddtree.cli_options import (
     model_options,
     say,
 )
+from ddtree.cli_plot import plot_command
 from ddtree.compare import ACCEPTANCE_NOTE, best_rows, compare, fair_pairs, format_table, plan, report
 from ddtree.config import METHODS
 from ddtree.demo import run_demo
@@ -120,6 +122,8 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     "--prompts", default=str(DEFAULT_PROMPTS), show_default="the 64 shipped ones", help="A JSON Lines file."
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Use the first N prompts only.")
+@click.option("--trace", help="Write every round of every row to this JSON Lines file.")
+@click.option("--tables", is_flag=True, help="With --trace, on numpy: the drafter's top-K tables too.")
 @json_option
 def compare_command(
     budgets: tuple[int, ...], temperatures: tuple[float, ...], prompts: str, limit: int | None, **options: Any
@@ -138,7 +142,8 @@ def compare_command(
     )
     engine = engine_of(bundle, max(row.config.budget for row in rows), options)
     bar, total = LateBar("compare", "decode"), len(rows) * len(chosen)
-    compare(engine, chosen, rows, lambda row, prompt, rounds: bar.step(total))
+    with keep_rounds(engine, chosen, options["trace"], options["tables"]) as keep:
+        compare(engine, chosen, rows, lambda *decoded: (keep(*decoded), bar.step(total)))
     records = report(rows)
     equal = all(record["tokens_equal"] for record in records)
     if options["as_json"]:
@@ -194,6 +199,7 @@ def convert_command(source: str, output: str, as_json: bool) -> None:
 
 
 cli.add_command(bench_group)
+cli.add_command(plot_command)
 
 
 @cli.command("demo")

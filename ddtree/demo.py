@@ -15,6 +15,7 @@ from ddtree.engine import Engine
 from ddtree.errors import UsageError
 from ddtree.plots import token_label, tree_figure
 from ddtree.prompts import Prompt, load_prompts
+from ddtree.study_rounds import departure
 from ddtree.trace import write_trace
 
 PROMPTS = ("function", "class", "test", "docstring", "parsing", "algorithm")  # the first of each kind
@@ -80,13 +81,7 @@ def _first_of_each_kind(prompts: list[Prompt]) -> list[Prompt]:
 
 def _most_telling(drawn: list[tuple[Prompt, Round]]) -> tuple[Prompt, Round]:
     """The round whose accepted path left the spine and went furthest: what a chain would have missed."""
-
-    def gain(item: tuple[Prompt, Round]) -> tuple[int, int]:
-        tree, path = item[1].tree, item[1].path
-        off_spine = sum(bool((tree.parents[1:row] == tree.parents[row]).any()) for row in path[1:])
-        return (min(off_spine, 2), len(path))
-
-    return max(drawn, key=gain)
+    return max(drawn, key=lambda item: departure(item[1].tree, item[1].path))
 
 
 def _draw(engine: Engine, prompt: Prompt, this: Round, path: Path) -> None:

@@ -212,21 +212,13 @@ def test_the_host_tells_no_host_times():
 
 
 @pytest.mark.simulator
-def test_equal_bits_and_nothing_stale_in_the_simulator(tmp_path):
-    """A tree of the autoregressive tokens; then a shorter prompt, sampled, by a smaller budget on the same engine."""
+def test_equal_bits_in_the_simulator(tmp_path):
+    """A tree of the autoregressive tokens, verified at once; test_replayed_rounds has what goes stale."""
     bundle = open_bundle(write_nano_bundle(tmp_path, 1))
-    options = {"max_budget": 3, "max_context": 6}
-    engine = Engine(bundle, backend="cuda", prefill_chunk=2, **options)
+    engine = Engine(bundle, backend="cuda", prefill_chunk=2, max_budget=3, max_context=6)
     (record,) = tree_equals_autoregressive(engine, [5, 17], (3,), seed=2)
     assert record["equal"] and record["accepted"] == 3
     assert record["path_rows"] != [0, 1, 2], "compaction moves rows"
-    got = walk(engine, [9], "tree", 1, 2, "sampled")
-    want = walk(Engine(bundle, **options), [9], "tree", 1, 2, "sampled")
-    require_host_times(got[0])
-    assert got[1] == want[1]
-    for mine, theirs in zip(trees_of(got[0]), trees_of(want[0]), strict=True):
-        assert mine[0] | {"log_weights": None} == theirs[0] | {"log_weights": None}
-        assert mine[1:] == theirs[1:]
 
 
 @pytest.mark.simulator

@@ -1,0 +1,148 @@
+"""The files that `ddtree plot` is given: traces and documents told apart, and the runs that options choose."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddtree.errors import UsageError
+from ddtree.trace import TraceRun, read_trace
+
+Setting = tuple[str, int, float]  # method, budget, temperature
+
+
+@dataclass
+class Inputs:
+    """What was read: `runs` and `headers` of traces, result `documents`, the `paths`, and the command's options."""
+
+    paths: list[str]
+    headers: list[dict[str, Any]]
+    runs: list[TraceRun]
+    documents: list[dict[str, Any]]
+    options: dict[str, Any]
+
+    def by_setting(self) -> dict[Setting, list[TraceRun]]:
+        """The runs that the options choose, by method, budget and temperature, in the trace's order."""
+        found: dict[Setting, list[TraceRun]] = defaultdict(list)
+        for run in self.runs:
+            setting = setting_of(run)
+            if self._chosen(*setting):
+                found[setting].append(run)
+        if not found:
+            raise UsageError("there is no trace with a run as asked for")
+        return dict(found)
+
+    def one_setting(
+        self, budget_near: int | None = None, method: str = "tree"
+    ) -> tuple[Setting, list[TraceRun]]:
+        """The runs of one setting: of the method, at the largest budget or nearest the given; one temperature.
+
+        UsageError where there is none, or where the temperature is left open.
+        """
+        method = self.options["method"] or method
+        found = {setting: runs for setting, runs in self.by_setting().items() if setting[0] == method}
+        if not found:
+            raise UsageError(f"the trace has no run of method {method} as asked for")
+        one_temperature({temperature for _, _, temperature in found})
+        best = max(found, key=lambda s: s[1] if budget_near is None else -abs(s[1] - budget_near))
+        return best, found[best]
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows of comparisons and decode benches that the options choose; UsageError without one."""
+        found = [row for document in self.documents for row in _rows_of(document)]
+        found = [row for row in found if self._chosen(row["method"], None, row["temperature"])]
+        if not found:
+            raise UsageError(
+                "expected the document of compare --json or bench decode --json, with a row as asked for"
+            )
+        return found
+
+    def document(self, kind: str) -> list[dict[str, Any]]:
+        """The documents of one kind; UsageError without one."""
+        found = [document for document in self.documents if document.get("kind") == kind]
+        if not found:
+            raise UsageError(f"expected a document of kind {kind!r}")
+        return found
+
+    def _chosen(self, method: str, budget: int | None, temperature: float) -> bool:
+        asked = (
+            (self.options[name], value) for name, value in (("method", method), ("temperature", temperature))
+        )
+        budget_asked = self.options["budget"]
+        fits = budget is None or budget_asked in (None, budget) or method == "ar"
+        return fits and all(want in (None, value) for want, value in asked)
+
+
+def one_temperature(temperatures: set[float]) -> float:
+    """The only one; UsageError where there are several."""
+    if len(temperatures) > 1:
+        shown = ", ".join(f"{t:g}" for t in sorted(temperatures))
+        raise UsageError(f"it holds the temperatures {shown}: choose one with --temperature")
+    return next(iter(temperatures))
+
+
+def setting_of(run: TraceRun) -> Setting:
+    """Method, budget and temperature of a run."""
+    settings = run.settings
+    return settings["method"], settings["budget"], settings["sampling"]["temperature"]
+
+
+def name_of(setting: Setting) -> str:
+    """A setting in words: `tree 16, greedy`."""
+    method, budget, temperature = setting
+    where = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    return f"{method}{f' {budget}' if method != 'ar' else ''}, {where}"
+
+
+def rounds_of(runs: Sequence[TraceRun]) -> list[dict[str, Any]]:
+    """The rounds of runs, one decode after another."""
+    return [this for run in runs for this in run.rounds]
+
+
+def _rows_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = document.get("rows", [])
+    return (
+        rows
+        if isinstance(rows, list) and all(isinstance(row, dict) and "method" in row for row in rows)
+        else []
+    )
+
+
+def read_inputs(paths: Sequence[str], options: dict[str, Any]) -> Inputs:
+    """Read every file; UsageError names the first that is neither a trace nor a JSON document."""
+    inputs = Inputs(list(paths), [], [], [], options)
+    for path in paths:
+        document = _document(path)
+        if document is None:
+            header, runs = read_trace(path)
+            inputs.headers.append(header)
+            inputs.runs += runs
+        else:
+            inputs.documents.append(document)
+    return inputs
+
+
+def _document(path: str) -> dict[str, Any] | None:
+    """A JSON document, a bare list of comparison rows as one; None for what its first line shows to be a trace."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot read it: {error}") from None
+    try:
+        first = json.loads(text.split("\n", 1)[0])
+    except (ValueError, RecursionError):
+        first = None
+    if isinstance(first, dict) and first.get("type") == "header":
+        return None
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: neither a trace nor a JSON document: {error}") from None
+    document = {"rows": document} if isinstance(document, list) else document
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: neither a trace nor a JSON document, but a bare {type(document).__name__}")
+    return document

@@ -1,0 +1,36 @@
+"""A small trace by the shipped model, and the documents beside it, written once a session."""
+
+import json
+
+import pytest
+from plots.examples import gates, kernel_document, layer_document, record
+from support import trained
+
+from ddtree.cli_keep import keep_rounds
+from ddtree.compare import compare, plan, report
+from ddtree.config import DecodeConfig, SamplingConfig
+from ddtree.engine import Engine
+from ddtree.prompts import load_prompts
+from ddtree.study_routing import routing_document
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """The folder of trace.jsonl (2 prompts, budgets 4 and 16, tables), compare.json and made-up documents."""
+    folder = tmp_path_factory.mktemp("recorded")
+    engine, prompts = Engine(trained(), max_budget=16), load_prompts()[:2]
+    rows = plan(engine.horizon, [4], [SamplingConfig()], DecodeConfig(max_new_tokens=24))
+    with keep_rounds(engine, prompts, str(folder / "trace.jsonl"), tables=True) as keep:
+        compare(engine, prompts, rows, keep)
+    documents = {
+        "compare": {"rows": report(rows)},
+        "two": {
+            "rows": [record(m, b, t) for t in (0.0, 0.8) for m, b in (("ar", 0), ("tree", 8), ("tree", 16))]
+        },
+        "layers": layer_document(),
+        "kernels": kernel_document(),
+        "routing": routing_document({1: gates(seed=1), 4: gates(seed=4)}),
+    }
+    for name, document in documents.items():
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    return folder
