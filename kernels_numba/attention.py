@@ -3,9 +3,9 @@
     out[i, h] = softmax over q of (scale * (q_latent[i, h] . latent[q] + q_rope[i, h] . rope[q])) @ latent
 
 Row i stands at p = context_len + depths[i] and sees positions q = 0..p, in that order: q < context_len is cache
-row q, a later one cache row context_len + lineage[i, q - context_len]. Positions are cut into splits by p alone; a
-block takes one split of one row for up to 16 heads, then `attention_combine` adds the splits in order. So a row's bits
-depend on its keys, its queries and p: not on other rows, the capacity, or which ancestors are committed.
+row q, a later one cache row context_len + lineage[i, q - context_len]. Positions are cut into splits by p and the
+shape alone; a block takes one split of one row for up to 16 heads, then `attention_combine` adds the splits in order.
+So a row's bits depend on its keys, its queries and p: not on other rows, the capacity, or what is committed.
 
 In bf16 mode (caches of bf16 bits) the queries are rounded to bf16 here, as any input of a product is; the softmax's
 weights are not, and so are all sums and the result f32.
@@ -86,7 +86,8 @@ def make_attention(rank, rope, half):
     """The kernel for latents of `rank` and ropes of `rope`, f32 or bf16 (`half`) caches."""
     width = rank + rope
     key_warps = key_warps_for(width, width, half)
-    ops = _source_ops(rank, rope, half, plan_of(width, width, half, key_warps).keys)
+    step = plan_of(width, width, half, key_warps).keys
+    ops = _source_ops(rank, rope, half, step)
     attend = make_attend(width, 0, rank, width, half, key_warps, ops)
 
     @cuda.jit(**options_for(width, rank, width, half))
@@ -96,7 +97,7 @@ def make_attention(rank, rope, half):
         """Block (split, group of heads, row); arrays are flat but lineage [M, D]."""
         after_previous()
         row, split, splits = int32(cuda.blockIdx.z), cuda.blockIdx.x, cuda.gridDim.x
-        first, last = keys_of_split(keys_of_row(row, lineage, depths, context_len), split)
+        first, last = keys_of_split(keys_of_row(row, lineage, depths, context_len), split, uint32(step))
         if first < last:
             head = int32(cuda.blockIdx.y * ROWS)
             slot, slots = row * heads + head, cuda.gridDim.z * heads
@@ -145,9 +146,11 @@ def attention(
         )
     check("attention: latent_cache", latent_cache, ("float32", "uint16"), (None, rank))
     capacity, half = latent_cache.shape[0], str(latent_cache.dtype) == "uint16"
+    width = rank + rope
+    key_warps = key_warps_for(width, width, half)
     require(
-        key_warps_for(rank + rope, rank + rope, half) > 0,
-        f"attention: R + P: expected sixteen keys to fit in shared memory, found {rank + rope}",
+        key_warps > 0,
+        f"attention: R + P: expected sixteen keys to fit in shared memory, found {width}",
     )
     check("attention: rope_cache", rope_cache, str(latent_cache.dtype), (capacity, rope))
     check("attention: lineage", lineage, "int32", (rows, None))
@@ -174,7 +177,8 @@ def attention(
         np.int32(heads),
         scratch,
     )
-    combine_rows(scratch, lineage, depths, context_len, splits, out, stream)
+    step = plan_of(width, width, half, key_warps).keys
+    combine_rows(scratch, lineage, depths, context_len, step, splits, out, stream)
 
 
 def _spec(rank, rope, half):

@@ -2,8 +2,10 @@
 
     out[i, h] = (sum over s of exp(peak[s] - peak) * partial[s]) / (sum over s of exp(peak[s] - peak) * total[s])
 
-It also says how the context is split, for `attention` and `block_attention` alike: positions come in tiles, and a row
-of n tiles gives every split ceil(n / MAX_SPLITS) of them. That depends on the number of keys the row sees alone.
+It also says how the context is split, for `attention` and `block_attention` alike: SHORT_SPLITS ways in whole steps of
+a block, or MAX_SPLITS ways in whole tiles, whichever is the shorter split. A row of few keys is spread over blocks that
+take a step each, so far as one turn of the combine holds them; from 900 keys on splits are tiles, as partial sums cost
+more than they save. That depends on the shape and on the number of keys the row sees alone.
 Scratch is f32 [slots, splits, width] of sums, then [slots, splits, 2] of peaks and totals. A slot is a query row; a
 row of attention has one for each head.
 
@@ -14,7 +16,7 @@ are added in order.
 import functools
 
 import numpy as np
-from numba import cuda, float32, int32, int64, types
+from numba import cuda, float32, int32, int64, types, uint32
 
 from kernels_numba.primitives import (
     SIMULATED,
@@ -29,13 +31,15 @@ from kernels_numba.primitives import (
     warp_sum,
 )
 from kernels_numba.primitives_attend import stats_place, sums_place
+from kernels_numba.primitives_attend_steps import FEWEST_KEYS
 from kernels_numba.primitives_mma import ALIGN
 from kernels_numba.registry import KernelSpec
 
-TILE = 16 if SIMULATED else 128  # positions
+TILE = 32 if SIMULATED else 128  # positions; a multiple of every step
 # With 4 groups of heads, a block for each of an H200's multiprocessors.
 MAX_SPLITS = 3 if SIMULATED else 33
 WARPS = 2 if SIMULATED else 8
+SHORT_SPLITS = WARPS
 THREADS = WARPS * WARP
 COLUMNS = 4 * WARP  # of a block
 PARTS = WARPS * COLUMNS
@@ -43,7 +47,7 @@ PARTS = WARPS * COLUMNS
 
 def splits_for(keys):
     """The most splits that a row of up to `keys` keys has."""
-    return max(1, min(MAX_SPLITS, -(-keys // TILE)))
+    return max(1, min(SHORT_SPLITS, -(-keys // FEWEST_KEYS)), min(MAX_SPLITS, -(-keys // TILE)))
 
 
 def scratch_size(slots, width, keys):
@@ -52,16 +56,17 @@ def scratch_size(slots, width, keys):
 
 
 @device_function
-def tiles_of(num_keys):
-    """(tiles, tiles of a split) of a row that sees that many keys."""
-    tiles = (num_keys + int32(TILE - 1)) // int32(TILE)
-    return tiles, (tiles + int32(MAX_SPLITS - 1)) // int32(MAX_SPLITS)
+def span_of(num_keys, step):
+    """Positions of a split, the last one's aside, of a row that sees that many keys; `step` is a block's, a u32."""
+    keys, short, long = uint32(num_keys), uint32(step * SHORT_SPLITS), uint32(TILE * MAX_SPLITS)
+    by_steps = uint32((keys + short - uint32(1)) // short * step)
+    return int32(min(by_steps, uint32((keys + long - uint32(1)) // long * uint32(TILE))))
 
 
 @device_function
-def keys_of_split(num_keys, split):
+def keys_of_split(num_keys, split, step):
     """(first, last + 1) of the positions of a split of a row that sees that many keys; none where last <= first."""
-    span = int32(tiles_of(num_keys)[1] * int32(TILE))
+    span = span_of(num_keys, step)
     first = int32(split * span)
     return first, int32(min(int32(first + span), num_keys))
 
@@ -81,17 +86,20 @@ def turns_for(splits):
 
 @functools.cache
 def make_combine(turns):
-    """combine(slot, slots, width, num_keys, splits, scratch, out, at) for up to turns * WARPS splits."""
+    """combine(slot, slots, width, keys, splits, scratch, out, at) for up to turns * WARPS splits.
+
+    `keys` are (how many the slot sees, those of a step of the blocks before).
+    """
     held_values, looks = 4 * turns, -(-min(MAX_SPLITS, turns * WARPS) // WARP)
 
     @device_function
-    def combine(slot, slots, width, num_keys, splits, scratch, out, at):
-        """out[at + column] = the average of a slot that sees num_keys keys, 0 where none, for this block's columns."""
+    def combine(slot, slots, width, keys, splits, scratch, out, at):
+        """out[at + column] = the average of a slot, 0 where it sees no keys, for this block's columns."""
         shares = cuda.shared.array(MAX_SPLITS, float32)
         parts = cuda.shared.array(PARTS, float32, ALIGN)
         lanes = cuda.shared.array(THREADS, float32)
-        tiles, each = tiles_of(num_keys)
-        used = int32(min((tiles + each - int32(1)) // max(each, int32(1)), splits))
+        span = uint32(max(span_of(keys[0], uint32(keys[1])), int32(1)))
+        used = min(int32((uint32(keys[0]) + span - uint32(1)) // span), splits)
         thread, base = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x * COLUMNS)
         warp, lane = int32(thread // WARP), int32(thread % WARP)
         column = int32(base + 4 * lane)
@@ -152,22 +160,23 @@ def make_attention_combine(turns):
     combine = make_combine(turns)
 
     @cuda.jit
-    def attention_combine_kernel(scratch, lineage, depths, context_len, width, splits, out):
+    def attention_combine_kernel(scratch, lineage, depths, context_len, width, step, splits, out):
         """Block (columns, head, row): out[row, head, columns] of flat out [M, heads, width]."""
         after_previous()
         row, head = cuda.blockIdx.z, cuda.blockIdx.y
-        num_keys = keys_of_row(row, lineage, depths, context_len)
+        keys = keys_of_row(row, lineage, depths, context_len), step
         slot, slots = row * cuda.gridDim.y + head, cuda.gridDim.z * cuda.gridDim.y
-        combine(slot, slots, width, num_keys, splits, scratch, out, int64(slot) * width)
+        combine(slot, slots, width, keys, splits, scratch, out, int64(slot) * width)
 
     return attention_combine_kernel
 
 
-def combine_rows(scratch, lineage, depths, context_len, splits, out, stream):
-    """Launch attention_combine_kernel: all of out [M, heads, width] from what `splits` splits left in scratch."""
+def combine_rows(scratch, lineage, depths, context_len, step, splits, out, stream):
+    """Launch attention_combine_kernel: all of out [M, heads, width] from what blocks with that step left in scratch."""
     rows, heads, width = out.shape
+    sizes = (np.int32(size) for size in (width, step, splits))
     make_attention_combine(turns_for(splits))[(-(-width // COLUMNS), heads, rows), THREADS, stream](
-        scratch, lineage, depths, context_len, np.int32(width), np.int32(splits), out.reshape(-1)
+        scratch, lineage, depths, context_len, *sizes, out.reshape(-1)
     )
 
 
@@ -176,7 +185,7 @@ SPECS = [
     KernelSpec(
         f"attention_combine_{turns}",
         make_attention_combine(turns),
-        (_FLAT, types.Array(types.int32, 2, "C"), _ONE, _ONE, types.int32, types.int32, _FLAT),
+        (_FLAT, types.Array(types.int32, 2, "C"), _ONE, _ONE, *(types.int32,) * 3, _FLAT),
         THREADS,
     )
     for turns in sorted({turns_for(1), turns_for(MAX_SPLITS)})

@@ -99,7 +99,8 @@ def make_block_attention(dim, sharing, half):
     """The kernel for heads of `dim`, `sharing` of them a key head, f32 or bf16 (`half`) caches."""
     key_width, value_at, width = _widths(dim)
     key_warps = key_warps_for(key_width, width, half)
-    ops = _source_ops(dim, sharing, half, plan_of(key_width, width, half, key_warps).keys)
+    step = plan_of(key_width, width, half, key_warps).keys
+    ops = _source_ops(dim, sharing, half, step)
     attend = make_attend(key_width, value_at, dim, width, half, key_warps, ops)
 
     @cuda.jit(**options_for(key_width, dim, width, half))
@@ -109,7 +110,7 @@ def make_block_attention(dim, sharing, half):
         """Block (split, group of rows, key head); arrays are flat."""
         after_previous()
         num_keys, split = int32(window_of(context_len, capacity, window)[1] + block), cuda.blockIdx.x
-        first, last = keys_of_split(num_keys, split)
+        first, last = keys_of_split(num_keys, split, uint32(step))
         if first < last:
             head, heads, splits = int32(cuda.blockIdx.z), int32(cuda.gridDim.z), cuda.gridDim.x
             row, rows = int32(cuda.blockIdx.y * ROWS), int32(block * sharing)
@@ -132,15 +133,13 @@ def make_block_combine(turns):
     combine = make_combine(turns)
 
     @cuda.jit
-    def block_combine_kernel(scratch, context_len, capacity, window, sharing, width, splits, out):
+    def block_combine_kernel(scratch, context_len, capacity, window, sharing, width, step, splits, out):
         """Block (columns, head, place): out[place, head, columns] of flat out [B, H, width]."""
         after_previous()
         place, head, block, heads = cuda.blockIdx.z, cuda.blockIdx.y, cuda.gridDim.z, cuda.gridDim.y
-        num_keys = int32(window_of(context_len, capacity, window)[1] + block)
+        keys = int32(window_of(context_len, capacity, window)[1] + block), step
         slot = (head // sharing * block + place) * sharing + head % sharing
-        combine(
-            slot, heads * block, width, num_keys, splits, scratch, out, (int64(place) * heads + head) * width
-        )
+        combine(slot, heads * block, width, keys, splits, scratch, out, (int64(place) * heads + head) * width)
 
     return block_combine_kernel
 
@@ -185,8 +184,10 @@ def block_attention(
     check("block_attention: context_len", context_len, "int32", (1,))
     check("block_attention: out", out, "float32", query.shape)
     check("block_attention: scratch", scratch, "float32", (None,))
+    half, (key_width, _, row_width) = str(key_cache.dtype) == "uint16", _widths(dim)
+    key_warps = key_warps_for(key_width, row_width, half)
     require(
-        key_warps_for(*_widths(dim)[::2], str(key_cache.dtype) == "uint16") > 0,
+        key_warps > 0,
         f"block_attention: D: expected a key and a value to fit in shared memory sixteen times, found {dim}",
     )
     require(
@@ -201,18 +202,15 @@ def block_attention(
     )
     if not query.size:
         return
-    half, sharing, place = (
-        str(key_cache.dtype) == "uint16",
-        heads // key_heads,
-        (context_len, np.int32(capacity), np.int32(window)),
-    )
+    sharing, place = heads // key_heads, (context_len, np.int32(capacity), np.int32(window))
     splits = splits_for(_most_keys(block, capacity, window))
     kernel = make_block_attention(dim, sharing, half)
     arrays = (array.reshape(-1) for array in (query, key_cache, value_cache, block_key, block_value))
     kernel[(splits, -(-block * sharing // ROWS), key_heads), THREADS, stream](
         *arrays, *place, np.float32(scale), np.int32(block), scratch
     )
-    sizes = (np.int32(size) for size in (sharing, dim, splits))
+    step = plan_of(key_width, row_width, half, key_warps).keys
+    sizes = (np.int32(size) for size in (sharing, dim, step, splits))
     make_block_combine(turns_for(splits))[(-(-dim // COLUMNS), heads, block), COMBINE_THREADS, stream](
         scratch, *place, *sizes, out.reshape(-1)
     )
@@ -235,7 +233,7 @@ SPECS = [_spec(*shape, half) for shape in SHAPES for half in (False, True)] + [
     KernelSpec(
         f"block_combine_{turns}",
         make_block_combine(turns),
-        (_FLAT, _ONE, *(types.int32,) * 5, _FLAT),
+        (_FLAT, _ONE, *(types.int32,) * 6, _FLAT),
         COMBINE_THREADS,
     )
     for turns in sorted({turns_for(1), turns_for(MAX_SPLITS)})

@@ -13,25 +13,24 @@ blocks without one leave at once. A row's result depends on that row alone. bf16
 import functools
 
 import numpy as np
-from numba import cuda, float32, int32, int64, types, uint32
+from numba import cuda, float32, int32, int64, types
 
 from kernels_numba.checks import check, require
 from kernels_numba.experts_mma import MMA_ROWS, launch_down, launch_up, split_bits_of
-from kernels_numba.experts_plan import MAX_CHOSEN, PLAN_THREADS, gate_of, plan_kernel, plan_size
+from kernels_numba.experts_plan import MAX_CHOSEN, gate_of, plan_kernel, plan_size, plan_threads, tile_of
 from kernels_numba.primitives import SIMULATED, WARP, after_previous, device_function, exp
 from kernels_numba.primitives_dot import (
     RAGGED_ROWS,
     SCRATCH,
-    THREADS,
     TILES,
-    WARPS,
     chunk_of,
-    lane_and_warp,
     make_tile,
 )
+from kernels_numba.primitives_lanes import THREADS, WARPS, lane_and_warp
 from kernels_numba.registry import KernelSpec
 
 COMBINE_THREADS = 8 if SIMULATED else 256
+COMBINE_LOADS = 2 if SIMULATED else 8  # pairs whose loads are under way at a time
 COMBINE_BLOCKS = 1 if SIMULATED else 64  # a row, at most
 
 
@@ -61,13 +60,11 @@ def make_up_kernel(rows, half, ragged):
         sums = cuda.local.array(values, float32)
         row_at = cuda.local.array(rows, int32)
         column_at = cuda.local.array(columns, int32)
-        count = plan[capacity + cuda.blockIdx.x]
+        count, pair, expert = tile_of(plan, capacity)
         if count == 0:  # no tile; all threads leave
             return
-        pair = plan[2 * capacity + cuda.blockIdx.x]
         lane, warp = lane_and_warp()
         first_column = int32(((cuda.blockIdx.y * WARPS + warp) >> 1) * columns)
-        expert = int32(uint32(plan[pair]) // uint32(num_rows))
         for i in range(values):
             sums[i] = float32(0)
         if first_column < width:
@@ -110,13 +107,11 @@ def make_down_kernel(rows, half, ragged):
         sums = cuda.local.array(values, float32)
         row_at = cuda.local.array(rows, int32)
         column_at = cuda.local.array(columns, int32)
-        count = plan[capacity + cuda.blockIdx.x]
+        count, pair, expert = tile_of(plan, capacity)
         if count == 0:  # no tile; all threads leave
             return
-        pair = plan[2 * capacity + cuda.blockIdx.x]
         lane, warp = lane_and_warp()
         first_column = int32((cuda.blockIdx.y * WARPS + warp) * columns)
-        expert = int32(uint32(plan[pair]) // uint32(num_rows))
         for i in range(values):
             sums[i] = float32(0)
         if first_column < width:
@@ -143,22 +138,31 @@ def make_down_kernel(rows, half, ragged):
 def combine_kernel(pair_out, plan, out, width, num_chosen, capacity):
     """out[i] = the sum of row i's pairs in expert order, 0 without any. Grid (column blocks, rows)."""
     after_previous()
+    pairs = cuda.shared.array(MAX_CHOSEN, int32)
     order = cuda.shared.array(MAX_CHOSEN, int32)
     row, thread = int32(cuda.blockIdx.y), int32(cuda.threadIdx.x)
-    own = int32(3 * capacity + row * num_chosen)
-    count = min(plan[4 * capacity + row], num_chosen)
+    own, count = int32(4 * capacity + row * num_chosen), min(plan[5 * capacity + row], num_chosen)
+    for i in range(thread, num_chosen, COMBINE_THREADS):
+        pairs[i] = plan[own + i]
+    cuda.syncthreads()  # the row's pairs are there, behind them anything
     for i in range(thread, count, COMBINE_THREADS):
         rank = int32(0)
         for other in range(count):
-            if plan[own + other] < plan[own + i]:
+            if pairs[other] < pairs[i]:
                 rank = int32(rank + 1)
-        order[rank] = plan[own + i]
+        order[rank] = pairs[i]
     cuda.syncthreads()  # `order` is sorted
+    held = cuda.local.array(COMBINE_LOADS, float32)
     first, stride = cuda.blockIdx.x * COMBINE_THREADS + thread, cuda.gridDim.x * COMBINE_THREADS
     for column in range(first, width, stride):
         total = float32(0)
-        for i in range(count):
-            total += pair_out[int64(order[i]) * width + column]
+        for base in range(0, count, COMBINE_LOADS):
+            for j in range(COMBINE_LOADS):
+                if base + j < count:
+                    held[j] = pair_out[int64(order[base + j]) * width + column]
+            for j in range(COMBINE_LOADS):
+                if base + j < count:
+                    total += held[j]
         out[int64(row) * width + column] = total
 
 
@@ -221,7 +225,8 @@ def experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, num_cho
     x, gates, w_gate, w_up, w_down, hidden, out, pair_out = (
         array.reshape(-1) for array in (x, gates, w_gate, w_up, w_down, hidden, out, pair_out)
     )
-    plan_kernel[1, PLAN_THREADS, stream](gates, plan, m, e, k, np.int32(tile_bits), np.int32(num_tiles))
+    bits, tiles = np.int32(tile_bits), np.int32(num_tiles)
+    plan_kernel[1, plan_threads(num_rows, num_experts), stream](gates, plan, m, e, k, bits, tiles)
     if half and not up_ragged:
         launch_up(x, w_gate, w_up, hidden, plan, (m, h, i, p), num_tiles, rows, up_bits, stream)
     else:

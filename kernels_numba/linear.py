@@ -18,14 +18,12 @@ from kernels_numba.primitives import SIMULATED, WARP, after_previous
 from kernels_numba.primitives_dot import (
     RAGGED_ROWS,
     SCRATCH,
-    THREADS,
     TILES,
-    WARPS,
     chunk_of,
-    lane_and_warp,
     make_tile,
     rows_of_tile,
 )
+from kernels_numba.primitives_lanes import THREADS, WARPS, lane_and_warp
 from kernels_numba.registry import KernelSpec
 
 ENOUGH_SUMS = 4096  # warps that fill the GPU, one column each
@@ -40,35 +38,41 @@ def make_kernel(rows, half, ragged):
     columns, values, chunk = tile.columns, tile.values, chunk_of(half)
     last_of_chunk = chunk - 1
     accumulate, reduce, held = tile.accumulate, tile.reduce, tile.values * WARPS
+    load_first, use_first, num_words, word = tile.load_first, tile.use_first, tile.words, tile.word
 
     @cuda.jit(**tile.bounds)
     def linear_kernel(x, weight, out, num_rows, num_heads, width, length, split_bits):
         """Flat x [num_rows, num_heads, length], weight [num_heads, width, length], out [num_rows, num_heads, width].
 
-        Grid (tiles of rows, blocks of columns, heads): tiles of one weight run side by side and share it in L2.
+        Grid (tiles of rows, blocks of columns, heads): tiles of one weight run side by side and share it in L2. The
+        first weights are on their way before the launch ahead has ended.
         """
-        after_previous()
         scratch = cuda.shared.array(SCRATCH, float32)
         partial = cuda.shared.array(held, float32)
-        sums = cuda.local.array(values, float32)
+        words, sums = cuda.local.array(num_words, word), cuda.local.array(values, float32)
         row_at = cuda.local.array(rows, int32)
         column_at = cuda.local.array(columns, int32)
         lane, warp = lane_and_warp()
         head, split = cuda.blockIdx.z, int32(warp & ((1 << split_bits) - 1))
         first_row = int32(cuda.blockIdx.x * rows)
         first_column = int32(((cuda.blockIdx.y * WARPS >> split_bits) + (warp >> split_bits)) * columns)
+        for c in range(columns):
+            column = min(int32(first_column + c), int32(width - 1))
+            column_at[c] = int32(int32(head * width + column) * length)
+        share = int32(((length + last_of_chunk) // chunk + (1 << split_bits) - 1 >> split_bits) * chunk)
+        k = int32(split * share + lane * chunk)
+        last = min(int32((split + 1) * share), length)
+        if first_column >= width:  # no column
+            last = int32(0)
+        load_first(weight, column_at, k, last, length, words)
+        after_previous()
         for i in range(values):
             sums[i] = float32(0)
         if first_column < width:
             for r in range(rows):
                 row = min(int32(first_row + r), int32(num_rows - 1))
                 row_at[r] = int32(int32(row * num_heads + head) * length)
-            for c in range(columns):
-                column = min(int32(first_column + c), int32(width - 1))
-                column_at[c] = int32(int32(head * width + column) * length)
-            share = int32(((length + last_of_chunk) // chunk + (1 << split_bits) - 1 >> split_bits) * chunk)
-            k = int32(split * share + lane * chunk)
-            last = min(int32((split + 1) * share), length)
+            k = use_first(x, row_at, k, last, length, words, sums)
             accumulate(x, row_at, weight, column_at, k, last, length, sums)
         reduce(sums, lane, scratch, partial, warp * values)
         cuda.syncthreads()  # the sums of all splits are in `partial`

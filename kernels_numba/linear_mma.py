@@ -51,32 +51,35 @@ class Tiling(NamedTuple):
 def make_linear_mma(kind, rows):
     """The kernel for blocks of `rows` rows."""
     tile = tensor_tile(kind, rows)
-    accumulate, num_sums, num_floats, rows_held = tile.accumulate, tile.sums, tile.floats, max(16, rows)
+    load_first, accumulate, num_held = tile.load_first, tile.accumulate, tile.held
+    num_sums, num_floats, rows_held = tile.sums, tile.floats, max(16, rows)
     split_warps = kind == "plain"
 
     @cuda.jit(**options_for(kind))
     def linear_mma_kernel(x, weight, out, num_rows, num_heads, width, length, split_bits):
         """Flat x [num_rows, num_heads, length], weight [num_heads, width, length], out [num_rows, num_heads, width].
 
-        Grid (tiles of rows, blocks of columns, heads): tiles of one weight run side by side and share it in L2.
+        Grid (tiles of rows, blocks of columns, heads): tiles of one weight run side by side and share it in L2. The
+        first weights are on their way before the launch ahead has ended.
         """
-        after_previous()
         buffers = cuda.shared.array(WORDS, uint32, ALIGN)
         floats = cuda.shared.array(num_floats, float32, ALIGN)
         words = cuda.shared.array(EXCHANGE, uint32)
         row_at = cuda.shared.array(rows_held, int32)
-        sums = cuda.local.array(num_sums, float32)
+        held, sums = cuda.local.array(num_held, uint32), cuda.local.array(num_sums, float32)
         thread, head = int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
         warp, warp_bits = int32(thread >> 5), split_bits if split_warps else int32(0)
         splits, groups = int32(1 << warp_bits), int32(cuda.blockDim.x >> 5 >> warp_bits)
         first_warp = int32(warp & -splits)
         first_column = int32((cuda.blockIdx.y * groups + (warp >> warp_bits)) * COLUMNS)
+        mine, sizes = weight[int64(head) * width * length :], (width, length, split_bits)
+        load_first(mine, first_column, sizes, held)
         first_row = int32(cuda.blockIdx.x * rows)
         count = min(int32(rows), int32(num_rows - first_row))
         if thread < rows_held:
             row_at[thread] = int32(int32((first_row + thread) * num_heads + head) * length)
-        mine, sizes = weight[int64(head) * width * length :], (width, length, split_bits)
-        accumulate(x, row_at, count, mine, first_column, sizes, sums, (buffers, floats, words))
+        after_previous()
+        accumulate(x, row_at, count, mine, first_column, sizes, held, sums, (buffers, floats, words))
         for first in range(0, num_sums, SUMS):
             keep(sums, first, buffers)
             for step in range(warp - first_warp, SUMS, splits):

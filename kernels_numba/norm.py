@@ -66,9 +66,9 @@ def make_wide_norm(adding):
     def wide_norm_kernel(x, branch, weight, eps, out):
         """out = weight * (x * inverse_rms(x)); flat x and out of gridDim.x rows, out may be x.
 
-        A thread holds its first piece and that of the weight, so that only the longest rows are read twice.
+        A thread holds its first piece and that of the weight, so that only the longest rows are read twice. That of the
+        weight is on its way before the launch ahead has ended.
         """
-        after_previous()
         scratch = cuda.shared.array(MAX_THREADS, float32)
         partials = cuda.shared.array(WARP, float32)
         width = int64(weight.shape[0])
@@ -76,8 +76,10 @@ def make_wide_norm(adding):
         i = int64(4 * cuda.threadIdx.x)
         a = b = c = d = wa = wb = wc = wd = float32(0)
         if i < width:
-            a, b, c, d = load_piece(x, branch, start + i)
             wa, wb, wc, wd = load4(weight, i)
+        after_previous()
+        if i < width:
+            a, b, c, d = load_piece(x, branch, start + i)
         total = add_squares(a, b, c, d, float32(0))
         for j in range(i + step, width, step):
             e, f, g, h = load_piece(x, branch, start + j)

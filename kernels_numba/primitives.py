@@ -53,10 +53,11 @@ if SIMULATED:
     import kernels_numba.primitives_simulator  # noqa: F401  shared arrays that are shared
 
     def after_previous():
-        """The first line of every kernel: wait until all that earlier launches wrote is there, then let the next start.
+        """Wait until all that earlier launches wrote is there, then let the next start: the first line of most kernels.
 
         In a captured round a launch may overlap the end of the one before it (programmatic dependent launch); its
-        blocks stand by and wait here. Nothing written on the device may be read before.
+        blocks stand by and wait here. Before that a kernel touches none of its arrays but `weight`, which no launch of
+        a round writes; every block of every kernel comes here once. No device function calls this.
         """
 
     def float_from_bits(bits):

@@ -19,7 +19,6 @@ import numpy as np
 from numba import cuda, float32, int32, uint32
 
 from kernels_numba.primitives import (
-    FULL,
     SIMULATED,
     WARP,
     bf16_to_float,
@@ -29,10 +28,8 @@ from kernels_numba.primitives import (
     fma,
     load4,
 )
+from kernels_numba.primitives_lanes import THREADS, exchange
 
-WARP_BITS = WARP.bit_length() - 1
-WARPS = 2 if SIMULATED else 8
-THREADS = WARPS * WARP
 # Slots of the shared array that the simulator's `exchange` needs; the GPU leaves it out.
 SCRATCH = THREADS * 16
 # Rows of a tile: its columns, and how many chunks of each column are loaded before the first is used.
@@ -50,46 +47,8 @@ if SIMULATED:
         """(a, b), f32, each rounded to a value that bf16 holds, nearest even."""
         return bf16_to_float(float_to_bf16(a)), bf16_to_float(float_to_bf16(b))
 
-    @cuda.jit(device=True)
-    def exchange(values, count, offset, scratch):
-        """Put into values[:count] those of lane `own ^ offset`; every thread of the block must come here."""
-        thread = cuda.threadIdx.x
-        for j in range(count):
-            scratch[j * THREADS + thread] = values[j]
-        cuda.syncthreads()  # every value is there
-        for j in range(count):
-            values[j] = scratch[j * THREADS + (thread ^ offset)]
-        cuda.syncthreads()  # every value is read
-
-    @cuda.jit(device=True)
-    def count_below(flag, lane, scratch):
-        """How many lower lanes of the warp hold a true flag, and how many lanes do; as `exchange`, with i32 scratch."""
-        thread = cuda.threadIdx.x
-        scratch[thread] = 1 if flag else 0
-        cuda.syncthreads()  # every flag is there
-        flags = [int(scratch[thread - lane + other]) for other in range(WARP)]
-        cuda.syncthreads()  # every flag is read
-        return np.int32(sum(flags[:lane])), np.int32(sum(flags))
-
 else:
     from kernels_numba.intrinsics_dot import load_floats, round_pair, unpack_pair
-
-    @device_function
-    def exchange(values, count, offset, scratch):
-        for j in range(count):
-            values[j] = cuda.shfl_xor_sync(FULL, values[j], offset)
-
-    @device_function
-    def count_below(flag, lane, scratch):
-        lanes = uint32(cuda.ballot_sync(FULL, flag))
-        return int32(cuda.popc(uint32(lanes & ((1 << lane) - 1)))), int32(cuda.popc(lanes))
-
-
-@device_function
-def lane_and_warp():
-    """This thread's lane of its warp and its warp of the block, i32."""
-    thread = int32(cuda.threadIdx.x)
-    return int32(thread & (WARP - 1)), int32(thread >> WARP_BITS)
 
 
 def chunk_of(half):
@@ -107,21 +66,31 @@ def rows_of_tile(wanted, ragged):
 def make_tile(rows, half, ragged):
     """A tile of `rows`: its columns, values = rows x columns, and the device functions `accumulate` and `reduce`.
 
+    load_first(weight, column_at, k, last, length, words) loads the weights of the first chunks of a lane, if there are
+    as many, to `words`, an array of tile.words elements of type tile.word, and touches nothing else:
+    a kernel may do so before `after_previous`. use_first(x, row_at, k, last, length, words, sums) adds their products
+    and returns the k that `accumulate` goes on from.
     accumulate(x, row_at, weight, column_at, k, last, length, sums) adds the products of one lane, whose first chunk
     starts at `k`, up to `last`, in rows of `length`. reduce(sums, lane, scratch, partial, at) adds over the lanes (all
     threads of the block must come) and leaves value r * columns + c in the shared partial[at + r * columns + c].
     """
     columns, depth = TILES[rows]
-    accumulate = None
+    accumulate, first, num_words = None, None, 0
     for ahead in (1, 2, 4):
         if ahead <= (1 if ragged else depth):
-            step = _make_step(rows, columns, ahead, half, ragged)
-            accumulate = _make_walk(step, ahead, WARP * chunk_of(half), accumulate)
+            load, use = (
+                _make_loads(columns, ahead, half, ragged),
+                _make_use(rows, columns, ahead, half, ragged),
+            )
+            accumulate = _make_walk(load, use, columns, ahead, half, accumulate)
+            if rows < 4 or ahead == 1:  # more would take registers that make room for another block
+                first, num_words = _make_first(load, use, ahead, half), ahead * columns * 4
     reduce = _make_reduce(rows * columns)
     bounds = {} if SIMULATED or rows < 8 else {"launch_bounds": (THREADS, 2)}
     return SimpleNamespace(
-        columns=columns, values=rows * columns, accumulate=accumulate, reduce=reduce, bounds=bounds
-    )
+        columns=columns, values=rows * columns, accumulate=accumulate, reduce=reduce, bounds=bounds,
+        word=_word_of(half), words=num_words, load_first=first[0], use_first=first[1],
+    )  # fmt: skip
 
 
 # --- loads: a chunk of weight as four words, four elements of input -----------------------------------------------
@@ -172,26 +141,41 @@ def _round_inputs(inputs):
 # --- a lane's products --------------------------------------------------------------------------------------------
 
 
-def _make_step(rows, columns, ahead, half, ragged):
-    """A device function that adds `ahead` chunks of a lane, the first at `k`. All loads of weight come first; a chunk
-    of bf16 is used in two parts of four elements, so that few of its f32s are alive at once."""
-    if half:
-        parts, word, widen, finish = 2, uint32, _widen_pairs, _round_inputs
-        load_weight = _load_ragged_pairs
-    else:
-        parts, word, widen, finish = 1, float32, _keep_floats, _keep_inputs
-        load_weight = _load_ragged_floats if ragged else _load_floats
-    load_input = _load_ragged_floats if ragged else _load_floats
-    stride, held, width = WARP * chunk_of(half), ahead * columns * 4, columns * 4
+def _word_of(half):
+    """The type of a word of weight: an f32, or two bf16."""
+    return uint32 if half else float32
+
+
+def _make_loads(columns, ahead, half, ragged):
+    """A device function that loads the weights of `ahead` chunks of a lane, the first at `k`, to `words`."""
+    load_weight = _load_floats
+    if ragged or half:
+        load_weight = _load_ragged_pairs if half else _load_ragged_floats
+    stride = WARP * chunk_of(half)
 
     @device_function
-    def step(x, row_at, weight, column_at, k, length, sums):
-        words, weights = cuda.local.array(held, word), cuda.local.array(width, float32)
-        inputs = cuda.local.array(4, float32)
+    def load(weight, column_at, k, length, words):
         for d in range(ahead):
             for c in range(columns):
                 at = int32(column_at[c] + k)
                 load_weight(weight, at + d * stride, length - k - d * stride, words, (d * columns + c) * 4)
+
+    return load
+
+
+def _make_use(rows, columns, ahead, half, ragged):
+    """A device function that adds the products of those weights. A chunk of bf16 is used in two parts of four
+    elements, so that few of its f32s are alive at once."""
+    if half:
+        parts, widen, finish = 2, _widen_pairs, _round_inputs
+    else:
+        parts, widen, finish = 1, _keep_floats, _keep_inputs
+    load_input = _load_ragged_floats if ragged else _load_floats
+    stride, width = WARP * chunk_of(half), columns * 4
+
+    @device_function
+    def use(x, row_at, k, length, words, sums):
+        weights, inputs = cuda.local.array(width, float32), cuda.local.array(4, float32)
         for d in range(ahead):
             for part in range(parts):
                 for c in range(columns):
@@ -206,12 +190,42 @@ def _make_step(rows, columns, ahead, half, ragged):
                             total = fma(weights[c * 4 + j], inputs[j], total)
                         sums[r * columns + c] = total
 
-    return step
+    return use
 
 
-def _make_walk(step, ahead, stride, rest):
-    """A device function that takes steps of `ahead` chunks while they fit below `last`, then hands on to `rest`."""
+def _make_first(load, use, ahead, half):
+    """(load_first, use_first): a step of `ahead` chunks in two halves, nothing where K is too short for it."""
+    stride = WARP * chunk_of(half)
     reach, advance = (ahead - 1) * stride, ahead * stride
+
+    @device_function
+    def load_first(weight, column_at, k, last, length, words):
+        if k + reach < last:
+            load(weight, column_at, k, length, words)
+
+    @device_function
+    def use_first(x, row_at, k, last, length, words, sums):
+        if k + reach < last:
+            use(x, row_at, k, length, words, sums)
+            k = int32(k + advance)
+        return k
+
+    return load_first, use_first
+
+
+def _make_walk(load, use, columns, ahead, half, rest):
+    """A device function that takes steps of `ahead` chunks while they fit below `last`, then hands on to `rest`.
+
+    All loads of weight of a step come first.
+    """
+    stride, held, word = WARP * chunk_of(half), ahead * columns * 4, _word_of(half)
+    reach, advance = (ahead - 1) * stride, ahead * stride
+
+    @device_function
+    def step(x, row_at, weight, column_at, k, length, sums):
+        words = cuda.local.array(held, word)
+        load(weight, column_at, k, length, words)
+        use(x, row_at, k, length, words, sums)
 
     @device_function
     def last_walk(x, row_at, weight, column_at, k, last, length, sums):

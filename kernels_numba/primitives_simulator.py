@@ -4,13 +4,19 @@ The simulator makes a shared array when the first thread asks for it, and two th
 one launch of a hundred then computed nonsense. Its threads wait for each other by polling, which costs Python's switch
 interval, 5 ms, a turn: a shorter one makes tests of many barriers ten times faster. Shared memory is poisoned before a
 kernel writes it.
+
+While a function runs, the simulator stands in the place of `cuda` among the names of the function's module. That of
+Numba itself (numba-cuda's no longer) puts `cuda` back when any thread leaves, though others still run there.
 """
 
+import collections
+import contextlib
 import sys
+import threading
 
 import numpy as np
-from numba import types
-from numba.cuda.simulator import kernelapi
+from numba import cuda, types
+from numba.cuda.simulator import kernel, kernelapi
 from numba.np.numpy_support import as_dtype
 
 SWITCH_SECONDS = 1e-5
@@ -32,5 +38,29 @@ def _shared_array(self, shape, dtype, alignment=None):
     return made
 
 
+_swapping = threading.Lock()
+_inside: collections.Counter[int] = collections.Counter()  # calls under way, by module
+_names: dict[int, list[str]] = {}
+
+
+@contextlib.contextmanager
+def _swapped(fn, fake):
+    """`fake` for `cuda` in the module of fn, from the first call that enters to the last that leaves."""
+    names, module = fn.__globals__, id(fn.__globals__)
+    with _swapping:
+        if not _inside[module]:
+            _names[module] = [name for name, value in names.items() if value is cuda]
+            names.update(dict.fromkeys(_names[module], fake))
+        _inside[module] += 1
+    try:
+        yield
+    finally:
+        with _swapping:
+            _inside[module] -= 1
+            if not _inside[module]:
+                names.update(dict.fromkeys(_names[module], cuda))
+
+
+kernel.swapped_cuda_module = _swapped
 kernelapi.FakeCUDAShared.array = _shared_array
 sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))

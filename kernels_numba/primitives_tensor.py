@@ -92,8 +92,10 @@ def load_weights(weight, starts, k, last, ahead, held, slot):
 def make_plain_tile(rows, row_depth):
     """A tile of 8 or 16 rows that each warp loads by itself; its `accumulate` is a warp's sums over its share.
 
-    accumulate(x, row_at, count, weight, first_column, sizes, sums, memory): row_at is shared and says where each of
-    `count` rows starts in x; sizes = (width, length, split_bits); memory the shared (buffers u32, floats f32, words).
+    load_first(weight, first_column, sizes, held) loads the first chunks of weight, and touches nothing else: a kernel
+    may do so before `after_previous`. sizes = (width, length, split_bits), held u32 [tile.held] in registers.
+    accumulate(x, row_at, count, weight, first_column, sizes, held, sums, memory) goes on from there: row_at is shared
+    and says where each of `count` rows starts in x; memory the shared (buffers u32, floats f32, words).
     """
     depth = PLAIN_DEPTH[rows]
     sides, held_words, row_floats = rows // 8, depth * 8, row_depth * rows
@@ -102,18 +104,28 @@ def make_plain_tile(rows, row_depth):
     load_rows = _make_load_rows(sides)
 
     @device_function
-    def accumulate(x, row_at, count, weight, first_column, sizes, sums, memory):
-        held, floats = cuda.local.array(held_words, uint32), cuda.local.array(row_floats, float32)
-        width, length, split_bits = sizes
-        thread = int32(cuda.threadIdx.x)
-        split, share = int32((thread >> 5) & ((1 << split_bits) - 1)), share_of(length, split_bits)
-        starts = column_starts(first_column, width, length)
-        k, left = int32(split * share + (thread & 3) * MULTIPLE), share
-        last = min(int32((split + 1) * share), length)
-        for i in range(SUMS):
-            sums[i] = float32(0)
+    def range_of(length, split_bits):
+        """(first k of the lane, end of the warp's share, elements of a share)."""
+        thread, share = int32(cuda.threadIdx.x), share_of(length, split_bits)
+        split = int32((thread >> 5) & ((1 << split_bits) - 1))
+        return int32(split * share + (thread & 3) * MULTIPLE), min(int32((split + 1) * share), length), share
+
+    @device_function
+    def load_first(weight, first_column, sizes, held):
+        starts = column_starts(first_column, sizes[0], sizes[1])
+        k, last, _ = range_of(sizes[1], sizes[2])
         for d in range(0, depth, 2):
             load_weights(weight, starts, k, last, d * CHUNK, held, d)
+
+    @device_function
+    def accumulate(x, row_at, count, weight, first_column, sizes, held, sums, memory):
+        floats = cuda.local.array(row_floats, float32)
+        width, length, split_bits = sizes
+        thread = int32(cuda.threadIdx.x)
+        starts = column_starts(first_column, width, length)
+        k, last, left = range_of(length, split_bits)
+        for i in range(SUMS):
+            sums[i] = float32(0)
         cuda.syncthreads()  # row_at is there
         row = int32((thread & 31) >> 2)
         row_starts = row_at[min(row, int32(count - 1))], row_at[min(int32(row + 8), int32(count - 1))]
@@ -126,7 +138,7 @@ def make_plain_tile(rows, row_depth):
                 other_turn(x, row_starts, weight, starts, k, last, held, floats, sums, memory[2])
                 k, left = int32(k + TURN * CHUNK), int32(left - TURN * CHUNK)
 
-    return SimpleNamespace(accumulate=accumulate, sums=SUMS, floats=1)
+    return SimpleNamespace(load_first=load_first, accumulate=accumulate, held=held_words, sums=SUMS, floats=1)
 
 
 def _make_load_rows(sides):

@@ -75,7 +75,7 @@ def tiles_for(num_rows, split_bits):
 
 @functools.cache
 def make_staged_tile(tiles, shares):
-    """A tile of 16 x `tiles` rows, `accumulate` as make_plain_tile's: of all K, which has `shares`, or is not split."""
+    """A tile of 16 x `tiles` rows, made as make_plain_tile's: of all K, which has `shares`, or is not split."""
     depth, chunks = DEPTH[tiles], min(TURN, BUFFER // (256 * tiles))
     held_words, count_sums = depth * 8, SUMS * tiles
     fetch, store = _make_stage(tiles, chunks)
@@ -83,12 +83,22 @@ def make_staged_tile(tiles, shares):
     twice = depth > TURN
 
     @device_function
-    def add_share(x, rows, weight, starts, base, stop, length, sums, memory):
-        """Add the elements from base to stop, below length, to the sums."""
-        held = cuda.local.array(held_words, uint32)
-        k, last, place = int32(base + (int32(cuda.threadIdx.x) & 3) * MULTIPLE), min(stop, length), uint32(0)
+    def load_share(weight, starts, base, stop, length, held):
+        """Load the first weights of the elements from base to stop, below length."""
+        k, last = int32(base + (int32(cuda.threadIdx.x) & 3) * MULTIPLE), min(stop, length)
         for d in range(0, depth, 2):
             load_weights(weight, starts, k, last, d * CHUNK, held, d)
+
+    @device_function
+    def load_first(weight, first_column, sizes, held):
+        stop = share_of(sizes[1], sizes[2]) if shares else sizes[1]
+        starts = column_starts(first_column, sizes[0], sizes[1])
+        load_share(weight, starts, int32(0), stop, sizes[1], held)
+
+    @device_function
+    def add_share(x, rows, weight, starts, base, stop, length, held, sums, memory):
+        """Add the elements from base to stop, below length, whose first weights are held, to the sums."""
+        k, last, place = int32(base + (int32(cuda.threadIdx.x) & 3) * MULTIPLE), min(stop, length), uint32(0)
         cuda.syncthreads()  # row_at is there, and the buffers have been used
         fetch(x, rows, base, last, memory[1])
         store(rows[2], place, memory)
@@ -110,30 +120,34 @@ def make_staged_tile(tiles, shares):
         return bits, column_starts(first_column, sizes[0], sizes[1])
 
     @device_function
-    def accumulate(x, row_at, count, weight, first_column, sizes, sums, memory):
+    def accumulate_all(x, row_at, count, weight, first_column, sizes, held, sums, memory):
         bits, starts = start(count, first_column, sizes, sums)
-        add_share(x, (row_at, count, bits), weight, starts, int32(0), sizes[1], sizes[1], sums, memory)
+        add_share(x, (row_at, count, bits), weight, starts, int32(0), sizes[1], sizes[1], held, sums, memory)
 
     @device_function
-    def accumulate_shares(x, row_at, count, weight, first_column, sizes, sums, memory):
+    def accumulate_shares(x, row_at, count, weight, first_column, sizes, held, sums, memory):
         totals = cuda.local.array(count_sums, float32)
         bits, starts = start(count, first_column, sizes, sums)
         share = share_of(sizes[1], sizes[2])
-        add_share(x, (row_at, count, bits), weight, starts, int32(0), share, sizes[1], sums, memory)
+        add_share(x, (row_at, count, bits), weight, starts, int32(0), share, sizes[1], held, sums, memory)
         for i in range(count_sums):
             totals[i] = sums[i]
         for s in range(1, 1 << sizes[2]):
             for i in range(count_sums):
                 sums[i] = float32(0)
             base = int32(s * share)
-            add_share(x, (row_at, count, bits), weight, starts, base, base + share, sizes[1], sums, memory)
+            load_share(weight, starts, base, base + share, sizes[1], held)
+            add_share(
+                x, (row_at, count, bits), weight, starts, base, base + share, sizes[1], held, sums, memory
+            )
             for i in range(count_sums):
                 totals[i] += sums[i]
         for i in range(count_sums):
             sums[i] = totals[i]
 
+    accumulate = accumulate_shares if shares else accumulate_all
     return SimpleNamespace(
-        accumulate=accumulate_shares if shares else accumulate, sums=count_sums, floats=FLOATS
+        load_first=load_first, accumulate=accumulate, held=held_words, sums=count_sums, floats=FLOATS
     )
 
 

@@ -86,8 +86,9 @@ class GraphRunner:
 def _overlapping() -> Iterator[None]:
     """Numba's launches let the next one start before they end (programmatic dependent launch), where cuda.core can.
 
-    Every kernel here begins with `after_previous`, which waits for what it needs; a launch's latency is hidden behind
-    the kernel before it. Numba has no word for it, so its launch settings are replaced while a graph is captured.
+    Every kernel calls `after_previous`, which waits for what it needs, before it touches anything but weights: a
+    launch's latency, and that of its first weights, is hidden behind the kernel before it. Numba has no word for it, so
+    its launch settings are replaced while a graph is captured.
     """
     from numba.cuda import dispatcher
 

@@ -41,7 +41,10 @@ def _target(config: ModelConfig, rows: int, capacity: int) -> Sizes:
     }
     if any(c.is_moe(layer) for layer in range(c.num_hidden_layers)):
         sizes["experts pair_out"] = rows * chosen * c.hidden_size, np.float32
-        sizes["experts plan"] = experts.plan_size(rows, c.n_routed_experts + c.n_shared_experts, chosen), np.int32
+        sizes["experts plan"] = (
+            experts.plan_size(rows, c.n_routed_experts + c.n_shared_experts, chosen),
+            np.int32,
+        )
     return sizes
 
 

@@ -9,18 +9,20 @@ from kernels.softmax import EPS, softmax_average
 from support import random_order, reordered
 
 from kernels_numba.attention import attention, attention_scratch
-from kernels_numba.attention_combine import MAX_SPLITS, TILE
+from kernels_numba.attention_combine import MAX_SPLITS, SHORT_SPLITS, TILE, span_of, splits_for
 from kernels_numba.checks import LaunchError
 from kernels_numba.primitives import SIMULATED
 
+SHORT = 16 if SIMULATED else 64  # a step of small shapes: from here on a row has two splits
 LONG = MAX_SPLITS * TILE  # from here on a split has two tiles
 SMALL = [
     Case(0),
     Case(1, heads=3),
-    *(Case(context_len, half=context_len % 2 == 0) for context_len in (TILE - 2, TILE - 1, TILE, 2 * TILE)),
-    *(Case(LONG + past) for past in (-1, 0)),
-    Case(2 * LONG + 5, half=True),
-    Case(TILE - 3, rows=5, tree="chain"),
+    *(Case(SHORT + past, half=past == 0) for past in (-2, -1, 0)),
+    *(Case(TILE + past, half=past == 0) for past in (-1, 0)),
+    Case(LONG),
+    Case(LONG + 5, half=True),
+    Case(SHORT - 3, rows=5, tree="chain"),
     Case(5, rows=4, heads=5, rank=24, rope=16, tree="spine"),
     Case(5, rows=3, heads=8, rank=16, half=True),
     Case(9, heads=17, rank=32, rope=40),
@@ -34,7 +36,7 @@ LARGE = [
     Case(0, rows=300, tree="chain", **MODEL),
     *(
         Case(context_len, rows=3, heads=64, half=half, **KIMI)
-        for context_len in (0, 62, 127, 1000, 8192)
+        for context_len in (0, 15, 16, 31, 32, 62, 127, 128, 255, 256, 257, 512, 768, 1000, 8192)
         for half in (False, True)
     ),
     *(Case(LONG + past, heads=64, half=True, **KIMI) for past in (-1, 0, 1)),
@@ -61,13 +63,18 @@ def test_is_textbook_attention(case):
 
 
 INVARIANT = [
-    pytest.param(Case(TILE - 3, rows=3, tree="chain"), marks=pytest.mark.simulator),
-    pytest.param(Case(LONG - 2, rows=4, tree="spine", half=True), marks=pytest.mark.simulator),
+    pytest.param(Case(SHORT - 3, rows=3, tree="chain"), marks=pytest.mark.simulator),
+    pytest.param(Case(TILE - 2, rows=4, tree="spine", half=True), marks=pytest.mark.simulator),
     *(
         pytest.param(case, marks=pytest.mark.gpu)
         for case in (
             Case(62, rows=33, **MODEL),
             Case(125, rows=65, tree="spine", **MODEL),
+            *(
+                Case(edge - 3, rows=9, tree="chain", heads=16, half=half, **KIMI)
+                for edge in (32, 128, 256, 512, 768)
+                for half in (False, True)
+            ),
             Case(300, rows=64, tree="chain", half=True, **MODEL),
             Case(LONG - 3, rows=9, tree="chain", heads=8, half=True, **KIMI),
             Case(1000, rows=17, heads=64, half=True, **KIMI),
@@ -129,7 +136,7 @@ def test_committed_ancestors_change_nothing(case):
 
 PADDED = [
     pytest.param(Case(0, rows=2), marks=pytest.mark.simulator),
-    pytest.param(Case(TILE, rows=2, half=True), marks=pytest.mark.simulator),
+    pytest.param(Case(SHORT, rows=2, half=True), marks=pytest.mark.simulator),
     pytest.param(Case(0, rows=9, **MODEL), marks=pytest.mark.gpu),
     pytest.param(Case(1000, rows=9, heads=64, half=True, **KIMI), marks=pytest.mark.gpu),
 ]
@@ -159,7 +166,7 @@ def test_padding_rows(case):
 
 
 POISON = [
-    pytest.param(Case(TILE + 2, rows=3), marks=pytest.mark.simulator),
+    pytest.param(Case(SHORT + 2, rows=3), marks=pytest.mark.simulator),
     pytest.param(Case(200, rows=9, **MODEL), marks=pytest.mark.gpu),
 ]
 
@@ -182,6 +189,25 @@ def test_cache_row_0_need_not_be_seen():
     want = launch(case, queries, caches, tree.lineage(), tree.depths, 0)
     caches = [np.roll(cache, 2, axis=0) for cache in caches]
     assert_same_bits(launch(case, queries, caches, tree.lineage() + 2, tree.depths, 0), want, "two rows on")
+
+
+@pytest.mark.skipif(SIMULATED, reason="the simulator's tiles are small")
+@pytest.mark.parametrize("step", [16, 32, 64])
+def test_how_a_row_is_split(step):
+    """A step a block for the shortest rows, tiles before 900 keys; never more splits than there is room for."""
+    most = 0
+    for keys in (*range(1, 1100), *range(1100, 20000, 37), 4224, 4225, 8192, 8448, 8449, 163840):
+        span = int(span_of.py_func(keys, np.uint32(step)))
+        used = -(-keys // span)
+        most = max(most, used)
+        assert span % step == 0
+        assert most <= splits_for(keys), keys
+        if keys <= step * SHORT_SPLITS:
+            assert span == step
+        if keys > SHORT_SPLITS * (TILE - step):
+            assert span == -(-keys // (TILE * MAX_SPLITS)) * TILE
+    assert span_of.py_func(0, np.uint32(step)) == 0
+    assert span_of.py_func(8192, np.uint32(step)) == 256
 
 
 EXACT = [

@@ -10,7 +10,7 @@ from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
 
 from ddtree.reference.experts import experts as twin
 from kernels_numba import experts
-from kernels_numba.experts_mma import split_bits_of
+from kernels_numba.experts_mma import BLOCK_WARPS, block_warps, split_bits_of
 from kernels_numba.primitives import WARP
 from kernels_numba.primitives_dot import chunk_of
 from kernels_numba.primitives_tensor import MULTIPLE
@@ -52,6 +52,10 @@ LARGE = [
     *(Case(rows, 384, 8, 256, 128) for rows in (1, 3, 16, 64, 257)),
     *(Case(rows, 16, 8, 1024, 512) for rows in (1, 8, 65)),
     Case(33, 64, 6, 72, 40, used=7),
+    *(Case(rows, 64, 6, 264, 136) for rows in (15, 16, 17)),  # about a gate for each of the plan's threads
+    *(
+        Case(rows, 64, 6, 72, 40) for rows in (1, 2)
+    ),  # fewer blocks than multiprocessors, as of 1-16-6-2048-1024
     *(Case(rows, 5, 2, 33, 17) for rows in (1, 9, 65)),
     Case(31, 8, 8, 64, 1000),
     Case(64, 7, 1, 128, 64, used=1),
@@ -295,9 +299,26 @@ def check_too_many_choices(case, dtype, seed):
 @pytest.mark.simulator
 def test_too_many_choices_small():
     check_too_many_choices(Case(3, 4, 2, 8, 8), "f32", 0)
+    check_too_many_choices(Case(2, 4, 2, 8, 8), "f32", 0)  # a thread for each gate
 
 
 @pytest.mark.gpu
 def test_too_many_choices_large():
     check_too_many_choices(Case(65, 64, 3, 64, 32), "f32", 0)
     check_too_many_choices(Case(512, 384, 8, 64, 32), "bf16", 0)
+
+
+@pytest.mark.skipif(SIMULATED, reason="the simulator's blocks are small")
+def test_blocks_spread_over_multiprocessors():
+    """Tiles of 128 warps, as 1024 columns of gate and up are: fewer warps a block where each finds a multiprocessor."""
+    wanted = {
+        (6, 2): 6,
+        (6, 1): 6,
+        (4, 2): 4,
+        (8, 2): BLOCK_WARPS,
+        (12, 1): BLOCK_WARPS,
+        (6, 8): BLOCK_WARPS,
+        (6, 4): 8,
+    }
+    assert {(tiles, unit): block_warps("plain", 128, tiles, unit) for tiles, unit in wanted} == wanted
+    assert block_warps("staged", 128, 6, 2) == BLOCK_WARPS

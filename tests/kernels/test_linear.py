@@ -9,7 +9,8 @@ from ddtree.reference import linear as twin
 from kernels_numba import linear, linear_mma
 from kernels_numba.checks import LaunchError
 from kernels_numba.primitives import SIMULATED, WARP
-from kernels_numba.primitives_dot import WARPS, chunk_of
+from kernels_numba.primitives_dot import chunk_of
+from kernels_numba.primitives_lanes import WARPS
 from kernels_numba.primitives_tensor import COLUMNS, FEWEST_WARPS, MOST_WARPS, MULTIPLE, tensor_split_bits
 from kernels_numba.primitives_tensor_stage import FEW_ROWS, TILES, most_warps
 
