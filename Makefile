@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # What `make test` installs besides the package (extras of pyproject.toml), and what it hands to pytest.
-EXTRAS ?= test
+EXTRAS ?= test,notebooks
 PYTEST_ARGS ?=
 JOBS ?= 2
 
@@ -11,20 +11,24 @@ PY := $(VENV)/bin/python
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-gpu sanitize record-resources clean
+.PHONY: help demo test notebooks lab test-browser test-gpu sanitize record-resources figures clean
 
 # One BLAS thread a process: pytest runs $(JOBS) of them. Exit code 5 is pytest's word for no tests selected.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1
 
 help:
 	@echo "make demo       install into $(VENV), run the demo, write out/demo"
-	@echo "make test       install into $(VENV), lint, check the format, run the tests"
+	@echo "make test       install into $(VENV), lint, check the format, run the tests and the notebooks"
+	@echo "make notebooks  run notebooks/*.ipynb from fresh kernels and write them back with their outputs"
+	@echo "make lab        JupyterLab on notebooks/"
+	@echo "make test-browser   JupyterLab in headless Chromium: a notebook's slider moves its figure (chromium, chromedriver)"
 	@echo "make test-gpu   the tests that need an NVIDIA GPU, and what they need installed"
 	@echo "make sanitize   every kernel under compute-sanitizer's memcheck and racecheck (NVIDIA GPU, CUDA toolkit)"
 	@echo "make record-resources   registers and spills of every kernel into data/results/kernels_resources.json"
+	@echo "make figures    the README's figures into docs/, from the demo and the recorded results"
 	@echo "make clean      remove $(VENV), out/ and caches"
 	@echo
-	@echo "PYTHON=python3.12  the interpreter to use     EXTRAS=test,ptx  what \`make test\` installs"
+	@echo "PYTHON=python3.12  the interpreter to use     EXTRAS=test,ptx,notebooks  what \`make test\` installs"
 	@echo "VENV=DIR           where to install           PYTEST_ARGS=...  handed to pytest     JOBS=$(JOBS)  its processes"
 
 # A stamp for each set of extras: pip runs again only when pyproject.toml has changed since.
@@ -40,7 +44,16 @@ test: $(call stamp,$(EXTRAS))
 	@echo "The tests that run kernels in Numba's CUDA simulator, in processes of their own:"
 	$(ONE_THREAD) NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(JOBS) -m simulator $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@echo "All other tests:"
-	$(ONE_THREAD) $(PY) -m pytest -n $(JOBS) -m "not simulator" $(PYTEST_ARGS)
+	$(ONE_THREAD) $(PY) -m pytest -n $(JOBS) -m "not simulator and not browser" $(PYTEST_ARGS)
+
+notebooks: $(call stamp,notebooks)
+	$(ONE_THREAD) $(PY) tests/notebooks/execute.py notebooks/*.ipynb
+
+lab: $(call stamp,notebooks)
+	$(PY) -m jupyterlab notebooks
+
+test-browser: $(call stamp,test-browser)
+	$(PY) -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 test-gpu: $(call stamp,test-gpu)
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
@@ -54,6 +67,11 @@ sanitize: $(call stamp,test-gpu)
 
 record-resources: $(call stamp,test-ptx)
 	$(PY) tests/kernels/resources.py
+
+figures: demo
+	cp out/demo/tree.png docs/tree.png
+	$(PY) -m ddtree plot budgets data/results/h200/compare.json --output docs/acceptance.png
+	$(PY) -m ddtree plot roofline data/results/h200/kernels.json --output docs/roofline.png
 
 # .installed-core is the package alone, .installed-test-gpu the package with the extras test and gpu.
 requirement = .$(if $(filter core,$*),,[$(subst -,$(comma),$*)])

@@ -22,7 +22,7 @@ def tree_figure(
     `labels` is the text of each row's token, `path` the accepted rows (root first), `bonus` the text of the token
     that the target said after them. The acceptance length in the heading counts the bonus token.
     """
-    height, places = _lay_out(tree)
+    height, places = lay_out(tree)
     figure = Figure(
         figsize=(max(7.0, 1.15 * (tree.max_depth + 2.6)), max(2.8, 0.36 * height + 1.5)), layout="constrained"
     )
@@ -46,7 +46,7 @@ def tree_figure(
     return figure
 
 
-def _lay_out(tree: DraftTree) -> tuple[int, np.ndarray]:
+def lay_out(tree: DraftTree) -> tuple[int, np.ndarray]:
     """How many lines the tree takes, and each row's line; a first child stands on its parent's line."""
     places, next_line = np.zeros(tree.num_nodes + 1), 0
     children: list[list[int]] = [[] for _ in range(tree.num_nodes + 1)]

@@ -24,7 +24,7 @@ ORDER = (
     ("engine",),
     ("decode", "rounds"),
     ("trace", "metrics"),
-    ("study", "plots", "bench", "compare", "generate", "demo"),
+    ("study", "plots", "bench", "compare", "generate", "demo", "lab"),
     ("train",),
     ("cli", "__main__"),
 )

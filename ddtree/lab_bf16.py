@@ -1,0 +1,105 @@
+"""bf16 mode on the NumPy backend, emulated: f32 arithmetic that rounds where the kernels round.
+
+Weights, caches and every input of a product with one are rounded to bf16, nearest even; the residual stream, norms,
+softmax, router and sums stay f32. For studies of error: no engine offers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ddtree.ops import NumpyOps
+from ddtree.ops.numpy_ops import upload
+from ddtree.reference import attention as attention_reference
+from ddtree.reference import linear as products
+from ddtree.reference import position
+from ddtree.reference.pointwise import swiglu
+
+
+class Rounded(np.ndarray):
+    """f32 whose values are bf16's: a weight or a cache. Views of it are, too."""
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """f32 rounded to bf16's values."""
+    return np.asarray(values, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+class Bf16Ops(NumpyOps):
+    """The target's operations in emulated bf16; `head` and hidden states come out in f32."""
+
+    def __init__(self) -> None:
+        super().__init__("f32")
+        self.dtype_name = "bf16"
+
+    def empty_matrix(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.empty(shape, np.float32).view(Rounded)
+
+    empty_cache = empty_matrix
+
+    def put(self, array: np.ndarray) -> np.ndarray:
+        return rounded(array).view(Rounded)
+
+    def put_exact(self, array: np.ndarray) -> np.ndarray:
+        return np.array(array, np.float32, order="C")
+
+    @contextmanager
+    def uploads(self) -> Iterator[Callable[[np.ndarray, int, np.ndarray], None]]:
+        def put(array: np.ndarray, start: int, values: np.ndarray) -> None:
+            upload(array, start, rounded(values) if isinstance(array, Rounded) else values)
+
+        yield put
+
+    def linear(self, x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
+        products.linear(_factor(x, weight), np.asarray(weight), out)
+
+    def head_linear(self, x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
+        products.head_linear(_factor(x, weight), np.asarray(weight), out)
+
+    def append_latent(self, kv: np.ndarray, *arguments: Any) -> None:
+        """As the reference, with the rows it wrote rounded in place."""
+        position.append_latent(kv, *arguments)
+        start = int(arguments[-3])
+        for cache in arguments[-2:]:
+            cache[start : start + len(kv)] = rounded(cache[start : start + len(kv)])
+
+    def attention(
+        self, q_latent: np.ndarray, q_rope: np.ndarray, latents: np.ndarray, ropes: np.ndarray, *rest: Any
+    ) -> None:
+        queries = _factor(q_latent, latents), _factor(q_rope, ropes)
+        attention_reference.attention(*queries, np.asarray(latents), np.asarray(ropes), *rest)
+
+    def experts(
+        self,
+        x: np.ndarray,
+        gates: np.ndarray,
+        w_gate: np.ndarray,
+        w_up: np.ndarray,
+        w_down: np.ndarray,
+        hidden: np.ndarray,
+        out: np.ndarray,
+    ) -> None:
+        """As the reference's, with both inputs of products rounded; the S experts behind the gates' take every row."""
+        out[...] = 0
+        start = 0
+        gates = np.concatenate([gates, np.ones((len(w_gate) - len(gates), len(x)), np.float32)])
+        for expert in np.flatnonzero(gates.any(axis=1)):
+            rows = np.flatnonzero(gates[expert])
+            pair, result = hidden[start : start + len(rows)], np.empty((len(rows), x.shape[1]), np.float32)
+            up = np.empty_like(pair)
+            self.linear(x[rows], w_gate[expert], pair)
+            self.linear(x[rows], w_up[expert], up)
+            swiglu(pair, up, pair)
+            self.linear(pair, w_down[expert], result)
+            out[rows] += gates[expert, rows, None] * result
+            start += len(rows)
+
+
+def _factor(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """What a product with `matrix` multiplies: x itself, or rounded where the matrix is."""
+    return rounded(x) if isinstance(matrix, Rounded) else x
