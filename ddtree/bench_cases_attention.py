@@ -85,7 +85,10 @@ def attention(rows: int, heads: int, rank: int, rope: int, context: int, dtype: 
 
     item = 2 if dtype == "bf16" else 4
     moved = capacity * (rank + rope) * item + 4 * rows * heads * (2 * rank + rope)
-    return Case(name, "attention.attention", moved, 2 * rows * heads * capacity * (2 * rank + rope), prepare)
+    flops = (
+        2 * rows * heads * capacity * (2 * rank + rope)
+    )  # of the formula; f32 weights take three products each
+    return Case(name, "attention.attention", moved, flops, prepare, "mma")
 
 
 def block_attention(
@@ -128,4 +131,6 @@ def block_attention(
 
     item = 2 if dtype == "bf16" else 4
     moved = 2 * groups * dim * ((keys - block) * item + 4 * block) + 8 * block * heads * dim
-    return Case(name, "block_attention.block_attention", moved, 4 * block * heads * keys * dim, prepare)
+    return Case(
+        name, "block_attention.block_attention", moved, 4 * block * heads * keys * dim, prepare, "mma"
+    )

@@ -1,0 +1,83 @@
+"""The README's figures of an H200 are those recorded under data/results/h200."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+RESULTS = ROOT / "data" / "results" / "h200"
+
+
+def read(name):
+    return json.loads((RESULTS / name).read_text("utf-8"))
+
+
+def numbers_of(row):
+    """The numbers in the cells of the README's table row that begins with `row`."""
+    (line,) = [line for line in README.splitlines() if line.startswith(f"| {row} |")]
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", line.split("|", 2)[2])]
+
+
+@pytest.mark.parametrize(
+    ("row", "temperature"),
+    [("greedy (28% of the tokens in loops)", 0.0), ("temperature 0.8, top-p 0.95", 0.8)],
+)
+def test_tokens_per_second(row, temperature):
+    at = {
+        (r["method"], r["budget"]): r for r in read("decode.json")["rows"] if r["temperature"] == temperature
+    }
+    keys = ("ar", 0), ("chain", 15), ("tree", 16), ("tree", 64)
+    assert numbers_of(row) == [round(at[key]["tokens_per_second"]) for key in keys]
+    assert all(record["tokens_equal"] for record in at.values())
+    if not temperature:
+        assert round(100 * at["tree", 64]["loop_share"]) == 28
+
+
+def test_host_and_wait_of_a_round():
+    (record,) = [
+        r
+        for r in read("decode.json")["rows"]
+        if (r["budget"], r["method"], r["temperature"]) == (64, "tree", 0)
+    ]
+    own, wait = (round(record["host_us"][name]["median"]) for name in ("own", "wait"))
+    assert f"The host spends {own} us of a round of tree 64 on itself (median), the GPU {wait}." in README
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_the_larger_model(rows):
+    (record,) = [record for record in read("layers_random-4.8b.json")["times"] if record["rows"] == rows]
+    time, floor = record["forward"]["us"], record["forward"]["floor_us"]
+    assert numbers_of(str(rows)) == [round(time), round(floor), round(time / floor, 1)]
+    assert all(record["equal"] for record in read("decode_random-4.8b.json")["equality"])
+
+
+KERNELS = {
+    "logits to tree, 15 x 163,840, budget 64 / 512": [
+        f"logits_to_tree f32 15x163840 budget {budget}" for budget in (64, 512)
+    ],
+    "accept + compaction, 61 layers x (512 + 64) bf16, 64 nodes": [
+        "accept_compact bf16 61 layers 512+64 64 nodes"
+    ],
+    "tree attention, 64 heads, 512 + 64, bf16, context 8192, 1 row / 64 rows": [
+        f"attention bf16 {rows}x64x512+64 after 8192" for rows in (1, 64)
+    ],
+    "linear 7168 x 18432 bf16, 1 / 16 / 64 rows": [f"linear bf16 {rows}x7168x18432" for rows in (1, 16, 64)],
+    "MoE, 384 experts top-8 of 2048, hidden 7168, bf16, random routing, 1 / 16 / 64 rows": [
+        f"experts bf16 {rows}x7168 8 of 384x2048" for rows in (1, 16, 64)
+    ],
+}
+
+
+@pytest.mark.parametrize("row", KERNELS)
+def test_kernel_times(row):
+    times = {case["name"]: case["graph_us"] for case in read("kernels.json")["cases"]}
+    assert numbers_of(row) == [round(times[name], 1) for name in KERNELS[row]]
+
+
+def test_it_can_fail(monkeypatch):
+    monkeypatch.setitem(globals(), "README", README.replace("48.7", "48.6"))
+    with pytest.raises(AssertionError):
+        test_kernel_times(next(iter(KERNELS)))
