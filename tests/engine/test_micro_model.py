@@ -10,12 +10,12 @@ from ddtree.engine import Engine
 
 SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=3)
 # Seeds of weights at which rounds accept drafted tokens and move them: random drafters mostly miss.
-CASES = {"greedy": (167, [5, 17, 40], SamplingConfig()), "sampled": (102, [60, 7, 7], SAMPLED)}
+CASES = {"greedy": (6, [60, 7], SamplingConfig()), "sampled": (31, [40, 3], SAMPLED)}
 
 
 def run(bundle, prompt, sampling, **engine):
-    config = DecodeConfig("tree", budget=5, max_new_tokens=5, sampling=sampling)
-    return list(decode(Engine(bundle, max_budget=5, max_context=16, **engine), prompt, config))
+    config = DecodeConfig("tree", budget=3, max_new_tokens=5, sampling=sampling)
+    return list(decode(Engine(bundle, max_budget=3, max_context=16, **engine), prompt, config))
 
 
 @pytest.mark.simulator
@@ -24,7 +24,7 @@ def test_tree_by_simulated_kernels_is_numpys(case, tmp_path):
     seed, prompt, sampling = CASES[case]
     bundle = open_bundle(write_micro_bundle(tmp_path, seed))
     want = run(bundle, prompt, sampling)
-    got = run(bundle, prompt, sampling, backend="cuda", prefill_chunk=3)
+    got = run(bundle, prompt, sampling, backend="cuda", prefill_chunk=2)
     assert [len(this.path) for this in want] == [1, 2, 2]
     assert any(this.path.tolist() != list(range(len(this.path))) for this in want), "some round compacts"
     for mine, theirs in zip(got, want, strict=True):
