@@ -70,7 +70,7 @@ record-resources: $(call stamp,test-ptx)
 
 figures: demo
 	cp out/demo/tree.png docs/tree.png
-	$(PY) -m ddtree plot budgets data/results/h200/compare.json --output docs/acceptance.png
+	$(PY) -m ddtree plot budgets data/results/h200/decode.json --output docs/acceptance.png
 	$(PY) -m ddtree plot roofline data/results/h200/kernels.json --output docs/roofline.png
 
 # .installed-core is the package alone, .installed-test-gpu the package with the extras test and gpu.

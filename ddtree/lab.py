@@ -6,6 +6,7 @@ Importing this imports no Numba, which chooses between a GPU and its simulator w
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -23,6 +24,11 @@ SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "data" / "results"
 EPS = float(np.finfo(np.float32).eps)
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """The document of a bench that data/results/h200 holds as `name`.json."""
+    return json.loads((RESULTS / "h200" / f"{name}.json").read_text("utf-8"))
 
 
 def choose_kernels() -> str:

@@ -4,10 +4,8 @@ recorded elsewhere. It measures with a clock and decides nothing about decoding.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from matplotlib.figure import Figure
 from ddtree.bench_forward import commit, tree_forward, verify_tree
 from ddtree.bundle import Bundle
 from ddtree.engine import Engine
-from ddtree.lab import RESULTS, text_table
+from ddtree.lab import text_table
 from ddtree.plots import token_label, tree_figure
 from ddtree.plots_style import (
     BLUE,
@@ -85,21 +83,25 @@ def notable_rounds(rounds: Sequence[Round]) -> dict[str, Round]:
     return found
 
 
-def recorded_runs(path: Path | str) -> list[dict[str, Any]]:
-    """The runs of a results file under data/results; none where it is not there. A document without `runs` is one."""
-    path = RESULTS / path
-    if not path.exists():
-        return []
-    document = json.loads(path.read_text("utf-8"))
-    return document.get("runs", [document])
-
-
 def label_of(document: Mapping[str, Any]) -> str:
-    """Where and on what a recorded run of a layer or decode bench, or of compare, was made."""
-    modes = document.get("rows") or document.get("times") or document.get("parity") or [{}]
-    mode = {name: modes[0].get(name) for name in ("dtype", "gemm", "mode")}
-    words = (document.get("model"), *mode.values())
-    return ", ".join([document.get("gpu") or document.get("backend", "?"), *(word for word in words if word)])
+    """Where and on what the document of a layer or decode bench was made."""
+    records = document["rows"] if "rows" in document else document["times"]
+    mode = (records[0][name] for name in ("dtype", "gemm", "mode"))
+    return ", ".join([document["gpu"], document["model"], *mode])
+
+
+def host_table(records: Iterable[Mapping[str, Any]]) -> str:
+    """A bench's rounds on the host's clock as text: microseconds of its own work and of waiting for the GPU; speeds.
+
+    `own p90`: nine rounds of ten took less.
+    """
+    rows = []
+    for record in records:
+        own, wait = record["host_us"]["own"], record["host_us"]["wait"]
+        numbers = (own["median"], own["p90"], wait["median"])
+        speeds = record["tokens_per_second_wall"], record["tokens_per_second"]
+        rows.append((name_of(record), *(f"{number:.0f}" for number in (*numbers, *speeds))))
+    return text_table(("method", "own us", "own p90", "wait us", "tok/s by wall clock", "on the GPU"), rows)
 
 
 def name_of(record: Mapping[str, Any]) -> str:

@@ -1,15 +1,29 @@
-"""Figures of the notebooks alone: errors in units of their bounds, a growing tree, errors by operation, cache bytes."""
+"""Figures of the notebooks alone: errors in units of bounds, a growing tree, errors by operation, layers, caches."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from ddtree.lab_tree import Step
-from ddtree.plots_style import BLACK, BLUE, GREY, MARKERS, SERIES, VERMILION, heading, label_axes, new_figure
+from ddtree.plots_layers import layer_panel
+from ddtree.plots_style import (
+    BLACK,
+    BLUE,
+    GREY,
+    MARKERS,
+    SERIES,
+    VERMILION,
+    figure_heading,
+    heading,
+    label_axes,
+    legend_below,
+    new_figure,
+)
 
 EXACT = 1e-4  # where an error of exactly 0 is drawn
 
@@ -88,6 +102,20 @@ def local_error_figure(errors: Mapping[str, Mapping[str, Sequence[float]]], titl
     axes.legend(frameon=False, fontsize=8.5, loc="upper left", bbox_to_anchor=(1, 1))
     label_axes(axes, "relative error of the one operation (2-norm)", "")
     heading(axes, title or "Where the error enters: each operation alone, on f64's inputs")
+    return figure
+
+
+def layers_figure(records: Mapping[str, Mapping[str, Any]], title: str = "") -> Figure:
+    """Layers inside several forwards' graphs against their floors, a panel a label; `records` are a bench's times."""
+    figure = new_figure(4.2 * len(records), 3.4)
+    panels = figure.subplots(1, len(records), squeeze=False)[0]
+    for axes, (label, record) in zip(panels, records.items(), strict=True):
+        layer_panel(axes, record)
+        axes.tick_params(axis="x", labelsize=7)
+        heading(axes, label)
+    handles = {handle.get_label(): handle for handle in panels[0].get_legend_handles_labels()[0]}
+    legend_below(figure, list(handles.values()), list(handles), 4)
+    figure_heading(figure, title or "Layers inside the forward's graph")
     return figure
 
 

@@ -49,7 +49,7 @@ def layer_bars(document: Mapping[str, Any], rows: int | None = None, title: str 
     figure = new_figure(3.6 * max(len(kinds), 2), 5.0 + 0.17 * tallest)
     grid = figure.add_gridspec(2, max(len(kinds), 1), height_ratios=(2.3, 1.2 + 0.17 * tallest))
     layers = figure.add_subplot(grid[0, :])
-    _layer_panel(layers, record)
+    layer_panel(layers, record)
     for column, kind in enumerate(kinds):
         _operation_panel(figure.add_subplot(grid[1, column]), operations[kind], kind)
     legend_below(figure, *layers.get_legend_handles_labels(), 5)
@@ -78,7 +78,8 @@ def _costliest(operations: Sequence[Mapping[str, Any]], kind: str) -> list[Mappi
     return [operation for operation in mine if any(operation is other for other in kept)]
 
 
-def _layer_panel(axes: Axes, record: Mapping[str, Any]) -> None:
+def layer_panel(axes: Axes, record: Mapping[str, Any]) -> None:
+    """Bars of one record's layers, their floors as marks."""
     floors = {
         kind: sum(op["floor_us"] for op in record["operations"] if op["kind"] == kind)
         for kind in ("dense", "moe")

@@ -36,6 +36,15 @@ def test_numbers_stand_to_the_right() -> None:
     assert table == "name    us  words\na     10.5  x y\nbc      9%  z"
 
 
+DOCUMENTS = ("kernels", "decode", "decode_random-4.8b", "layers", "layers_bf16", "layers_random-4.8b")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_what_an_h200_did_is_recorded(name: str) -> None:
+    document = lab.recorded(name)
+    assert document["gpu"] == "NVIDIA H200" and document["kind"].split()[1] in name
+
+
 def test_a_kernel_source_starts_with_its_decorator() -> None:
     source = lab.kernel_source("pointwise", "swiglu_kernel")
     assert source.startswith("@cuda.jit\ndef swiglu_kernel(") and source.endswith("* up[i]")

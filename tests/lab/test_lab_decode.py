@@ -1,11 +1,10 @@
-"""Rounds worth drawing, recorded documents whatever their form, layer times, and tables of several comparisons."""
+"""Rounds worth drawing, layer times, labels of recorded documents, and tables of several comparisons."""
 
 import io
-import json
 
 import numpy as np
 import pytest
-from plots.examples import layer_document, record
+from plots.examples import record
 from plots.layout import assert_readable
 from support import tiny, trained
 
@@ -15,12 +14,12 @@ from ddtree.decode import decode
 from ddtree.engine import Engine
 from ddtree.lab_decode import (
     draw_round,
+    host_table,
     label_of,
     layer_figure,
     layer_times,
     name_of,
     notable_rounds,
-    recorded_runs,
     round_table,
     side_by_side,
     tokens_of,
@@ -89,21 +88,13 @@ def test_layers_are_drawn() -> None:
     figure.savefig(io.BytesIO())
 
 
-@pytest.mark.parametrize(
-    ("document", "count"), [(None, 0), ({"rows": []}, 1), ({"schema": 1, "runs": [{}, {}, {}]}, 3)]
-)
-def test_recorded_runs(tmp_path, monkeypatch, document: dict | None, count: int) -> None:
-    monkeypatch.setattr(lab_decode, "RESULTS", tmp_path)
-    if document is not None:
-        (tmp_path / "one.json").write_text(json.dumps(document))
-    assert len(recorded_runs("one.json")) == count
-
-
 def test_labels_say_where_and_how() -> None:
-    document = layer_document() | {"gpu": "NVIDIA H200"}
-    assert label_of(document) == "NVIDIA H200, py12m, bf16"
     mode = {"dtype": "f32", "gemm": "invariant", "mode": "graphs"}
-    assert label_of({"backend": "numpy", "rows": [mode]}) == "numpy, f32, invariant, graphs"
+    document = {"gpu": "NVIDIA H200", "model": "py12m", "rows": [mode]}
+    assert label_of(document) == "NVIDIA H200, py12m, f32, invariant, graphs"
+    times = [mode | {"dtype": "bf16", "mode": "eager"}]
+    document = {"gpu": "NVIDIA H200", "model": "small", "times": times, "parity": None}
+    assert label_of(document) == "NVIDIA H200, small, bf16, invariant, eager"
     assert name_of(record("ar", 0)) == "ar, greedy"
     assert name_of(record("tree", 16, 0.8)) == "tree 16, temperature 0.8"
 
@@ -115,3 +106,11 @@ def test_comparisons_side_by_side() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["here", "here", "there"]
     assert lines[1].split() == ["here", "tree", "16,", "greedy", "16.0", "NO", "3.00", "3.00", "-", "-"]
     assert lines[2].split()[-2:] == ["300", "1.20"]
+
+
+def test_host_times_are_medians_by_method() -> None:
+    spans = {"own": {"median": 69.6, "p90": 140.2}, "wait": {"median": 248.9, "p90": 257.0}}
+    lines = host_table(
+        [record("tree", 16, 0.8) | {"host_us": spans, "tokens_per_second_wall": 250.4}]
+    ).splitlines()
+    assert lines[1].split() == ["tree", "16,", "temperature", "0.8", "70", "140", "249", "250", "300"]

@@ -3,8 +3,17 @@
 import io
 
 import numpy as np
+from plots.examples import layer_document
+from plots.layout import assert_readable
 
-from ddtree.lab_figures import EXACT, bytes_figure, error_figure, growth_figure, local_error_figure
+from ddtree.lab_figures import (
+    EXACT,
+    bytes_figure,
+    error_figure,
+    growth_figure,
+    layers_figure,
+    local_error_figure,
+)
 from ddtree.lab_tree import grow
 
 
@@ -34,6 +43,15 @@ def test_errors_by_operation() -> None:
     values = {float(x) for line in axes.lines for x in np.atleast_1d(line.get_xdata())}
     assert {1e-8, 1e-3, 2e-3, 1e-9} <= values  # 1e-9: the left edge, where 0 stands
     assert [label.get_text() for label in axes.get_yticklabels()] == ["add", "linear"]
+
+
+def test_layers_of_several_forwards() -> None:
+    one, many = layer_document(num_layers=3)["times"]
+    figure = layers_figure({"1 row": one, "16 rows": many})
+    assert_readable(figure)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 row", "16 rows"]
+    for axes in figure.axes:
+        assert sorted(bar.get_height() for bar in axes.patches) == [4.0, 55.0, 300.0, 309.0, 318.0]
 
 
 def test_bytes_of_cache() -> None:
