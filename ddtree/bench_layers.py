@@ -19,7 +19,9 @@ from ddtree.config import ModelConfig
 from ddtree.engine import Engine
 from ddtree.prompts import load_prompts
 
-WORST_F32 = 1e-4  # relative error of a layer's hidden states in f32 from which the check fails
+# The relative error of a layer's hidden states up to which the check passes. In bf16 a few experts are chosen
+# otherwise: 3.7e-2 was measured; a layer that computes something else errs by about 1.
+WORST = {"f32": 1e-4, "f64": 1e-4, "bf16": 0.1}
 MOST_PARAMETERS = 1 << 26  # of a model that the NumPy backend computes in f64 while one waits
 MORE_POSITIONS = 32  # than the context, for the tree on top
 STEP_OF_LAYER = "layer"
@@ -63,7 +65,7 @@ def parity(
     """Relative error ||x - y|| / ||y|| of each named step against the reference engine's, and the worst layer.
 
     `experts_differing` counts pairs of row and expert that one chose and the other did not; `passed` says whether no
-    layer's hidden states err by WORST_F32, which is asked of f32 alone.
+    layer's hidden states err by more than WORST of the engine's dtype.
     """
     mine, theirs = (observe(each, tokens, context, rows) for each in (engine, reference))
     steps, differing = [], 0
@@ -74,7 +76,7 @@ def parity(
         differing += int(((got != 0) != (want != 0)).sum()) // 2 if step == "gates" else 0
     layers = [record for record in steps if record["step"] == STEP_OF_LAYER]
     worst = max(layers, key=lambda record: _ordered(record["error"]))
-    passed = engine.ops.dtype_name == "bf16" or worst["error"] <= WORST_F32
+    passed = worst["error"] <= WORST[engine.ops.dtype_name]  # false for a NaN
     return {
         **mode_of(engine),
         **{"rows": rows, "context_len": context},
@@ -99,7 +101,7 @@ def mode_of(engine: Engine) -> dict[str, Any]:
     return {
         "backend": ops.name,
         "dtype": ops.dtype_name,
-        "gemm": getattr(ops, "gemm", "invariant"),
+        "gemm": ops.gemm,
         "mode": mode,
     }
 

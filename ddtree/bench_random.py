@@ -7,6 +7,7 @@ backend's memory, that memory is filled in its place.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,14 +43,14 @@ class _RandomReader(WeightReader):
     def shape(self, name: str) -> tuple[int, ...]:
         return self.shapes[name]
 
-    def stack(self, names: list[str]) -> Any:
-        """All experts of a layer at once."""
-        return self.fill(self.ops.empty_matrix((len(names), *self.shape(names[0]))), names[0])
-
     def fill(self, out: Any, name: str, start: int = 0, part: Any = None) -> Any:
-        """Fill all of `out` like the array `name`; nothing is done for a backend that only counts."""
+        """Fill all of `out`, once, like the array `name` that would end it: a stack of experts comes expert by expert.
+
+        Nothing is done for a backend that only counts.
+        """
         index, self.index = self.index, self.index + 1
-        if self.upload is None:
+        last = start + math.prod(self.shape(name)) >= math.prod(out.shape)
+        if self.upload is None or not last:
             return out
         if "norm" in name:
             self.upload(out, 0, np.ones(out.shape, np.float32))
@@ -104,10 +105,6 @@ class RandomBundle:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The ids themselves as text."""
         return " ".join(str(int(token)) for token in token_ids)
-
-    def num_parameters(self) -> int:
-        """Weights of the target."""
-        return sum(int(np.prod(shape)) for shape in expected_tensors(self.config).values())
 
 
 def open_random(name: str, layers: int | None = None, seed: int = 0) -> RandomBundle:

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the check the command makes failed, 2 wrong usage or bad i
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,9 @@ from ddtree.cli_options import (
     engine_of,
     json_option,
     model_options,
+    prompts_option,
     say,
+    temperatures_option,
 )
 from ddtree.cli_plot import plot_command
 from ddtree.compare import ACCEPTANCE_NOTE, best_rows, compare, fair_pairs, format_table, plan, report
@@ -39,10 +42,23 @@ from ddtree.errors import DdtreeError, UsageError
 from ddtree.generate import generate
 from ddtree.inspect import describe, verify
 from ddtree.inspect import format_table as format_arrays
-from ddtree.prompts import DEFAULT_PROMPTS, load_prompts
+from ddtree.prompts import load_prompts
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _Commands(click.Group):
+    """Commands whose reader may leave (`ddtree .. | head`): click alone would exit 1, which is a failed check."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is left is flushed there at the end
+            raise UsageError("the output was closed before all was written") from None
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__, prog_name="ddtree")
 def cli() -> None:
     """DDTree speculative decoding of MLA + MoE transformers: which draft tree should be verified?"""
@@ -107,20 +123,10 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
 @click.option(
     "--budget", "budgets", type=int, multiple=True, default=(32,), show_default=True, help="May be repeated."
 )
-@click.option(
-    "--temperature",
-    "temperatures",
-    type=float,
-    multiple=True,
-    default=(0.0,),
-    show_default=True,
-    help="May be repeated; 0 is greedy.",
-)
+@temperatures_option
 @decode_options
 @model_options
-@click.option(
-    "--prompts", default=str(DEFAULT_PROMPTS), show_default="the 64 shipped ones", help="A JSON Lines file."
-)
+@prompts_option
 @click.option("--limit", type=click.IntRange(min=1), help="Use the first N prompts only.")
 @click.option("--trace", help="Write every round of every row to this JSON Lines file.")
 @click.option("--tables", is_flag=True, help="With --trace, on numpy: the drafter's top-K tables too.")
@@ -239,8 +245,6 @@ def _exit_code(run: Callable[[], Any]) -> int:
         return _refuse(str(error))
     except MemoryError:
         return _refuse("not enough memory; lower --budget, or use a smaller model")
-    except BrokenPipeError:
-        return _refuse("the output was closed before all was written")
     except (KeyboardInterrupt, click.Abort):
         say("interrupted")
         return 130

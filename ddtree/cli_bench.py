@@ -14,6 +14,7 @@ from ddtree.bench import failures, format_kernel_table, run_kernel_bench
 from ddtree.bench_random import open_random
 from ddtree.cli_options import (
     LateBar,
+    backend_of,
     bundle_of,
     decode_config,
     decode_options,
@@ -21,11 +22,13 @@ from ddtree.cli_options import (
     engine_of,
     json_option,
     model_options,
+    prompts_option,
     say,
+    temperatures_option,
 )
 from ddtree.engine import Engine
 from ddtree.errors import UsageError
-from ddtree.prompts import DEFAULT_PROMPTS, load_prompts
+from ddtree.prompts import load_prompts
 
 EQUALITY_BUDGET = 63  # of the tree that holds the autoregressive tokens
 
@@ -84,6 +87,7 @@ def bench_layers_command(
     if layers is not None and config is None:
         raise UsageError("layers: only a model of random weights (--config) can be cut")
     bundle = open_random(config, layers) if config else bundle_of(options)
+    _refuse_large(bundle, options)
     longest = context + bench_layers.MORE_POSITIONS
     engine = engine_of(bundle, max(rows) - 1, options | {"max_context": longest})
     say(describe_backend(engine))
@@ -102,21 +106,11 @@ def bench_layers_command(
     show_default=True,
     help="May be repeated.",
 )
-@click.option(
-    "--temperature",
-    "temperatures",
-    type=float,
-    multiple=True,
-    default=(0.0,),
-    show_default=True,
-    help="May be repeated; 0 is greedy.",
-)
+@temperatures_option
 @decode_options
 @config_option
 @model_options
-@click.option(
-    "--prompts", default=str(DEFAULT_PROMPTS), show_default="the 64 shipped ones", help="A JSON Lines file."
-)
+@prompts_option
 @click.option(
     "--limit", type=click.IntRange(min=1), help="Use the first N prompts only; default: all, 2 with --config."
 )
@@ -140,6 +134,8 @@ def bench_decode_command(
     configs = [decode_config(bundle, "tree", budget, t, options) for t in temperatures for budget in budgets]
     if bundle.drafter_config is None:
         raise UsageError(f"{bundle.path}: there is no drafter, without which only ar can decode")
+    if config:
+        _refuse_large(bundle, options)
     largest = max(*budgets, bundle.drafter_config.horizon + 1, EQUALITY_BUDGET)
 
     def open_engine(graphs: bool) -> Engine:
@@ -153,6 +149,16 @@ def bench_decode_command(
         open_engine, chosen, budgets, samplings, configs[0], equality, LateBar("bench decode", "decode").step
     )
     _finish(document, bench_decode.format_decode_table, as_json, bench_decode.passed(document))
+
+
+def _refuse_large(bundle: Any, options: dict[str, Any]) -> None:
+    """Raise UsageError, before any weight is made, for a model too large for the NumPy backend."""
+    count = bench_layers.num_parameters(bundle.config)
+    if backend_of(options) == "numpy" and count > bench_layers.MOST_PARAMETERS:
+        raise UsageError(
+            f"{bundle.path}: {count:,} parameters are too many for the backend numpy here (at most "
+            f"{bench_layers.MOST_PARAMETERS:,}); use --backend cuda"
+        )
 
 
 def _finish(document: dict[str, Any], as_text: Callable[[dict], str], as_json: bool, passed: bool) -> None:

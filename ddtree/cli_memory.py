@@ -11,6 +11,7 @@ from ddtree.cli_options import stack
 from ddtree.engine_memory import MemoryReport, plan_memory
 from ddtree.engine_parts import PREFILL_CHUNK, EngineSizes
 from ddtree.errors import UsageError
+from ddtree.ops.plan_ops import PlanOps
 
 DEFAULTS = {"budget": 32, "dtype": "f32", "gemm": "invariant"}  # where an option is not given
 
@@ -31,6 +32,7 @@ def memory_of(path: str | None, check: bool, options: dict[str, Any]) -> MemoryR
     bundle = open_bundle(path or DEFAULT_MODEL, given.get("drafter"))
     longest = bundle.config.max_position_embeddings
     sizes = EngineSizes.checked(longest, given["budget"], given.get("context"), PREFILL_CHUNK)
+    PlanOps.check_sizes(bundle.config, bundle.drafter_config, given["budget"])
     return plan_memory(bundle, sizes, given["dtype"], given["gemm"])
 
 

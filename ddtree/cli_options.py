@@ -12,6 +12,7 @@ from ddtree.bundle import DEFAULT_MODEL, Bundle, open_bundle
 from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.engine import Engine
 from ddtree.ops import BACKENDS, find_backend
+from ddtree.prompts import DEFAULT_PROMPTS
 
 LOAD_BAR_DELAY = 2.0  # seconds
 
@@ -54,6 +55,18 @@ model_options = stack(
         show_default=True,
         help="cuda: replay captured rounds or launch eagerly.",
     ),
+)
+temperatures_option = click.option(
+    "--temperature",
+    "temperatures",
+    type=float,
+    multiple=True,
+    default=(0.0,),
+    show_default=True,
+    help="May be repeated; 0 is greedy.",
+)
+prompts_option = click.option(
+    "--prompts", default=str(DEFAULT_PROMPTS), show_default="the 64 shipped ones", help="A JSON Lines file."
 )
 decode_options = stack(
     click.option("--max-new-tokens", type=int, default=64, show_default=True, help="Never exceeded."),
@@ -112,11 +125,16 @@ def bundle_of(options: dict[str, Any]) -> Bundle:
     return open_bundle(options["model"], options["drafter"])
 
 
+def backend_of(options: dict[str, Any]) -> str:
+    """The backend that the model options name, or the one that `auto` finds."""
+    return find_backend() if options["backend"] == "auto" else options["backend"]
+
+
 def engine_of(bundle: Bundle, max_budget: int, options: dict[str, Any]) -> Engine:
     """Open an engine for trees of at most `max_budget` nodes; a load of more than a moment shows a bar."""
     names = ("dtype", "route", "gemm", "graphs", "max_context")
     choice = {name: options[name] for name in names if name in options}
-    backend = find_backend() if options["backend"] == "auto" else options["backend"]
+    backend = backend_of(options)
     bar = LateBar("load", "B", LOAD_BAR_DELAY, scaled=True)
     try:
         return Engine(bundle, backend=backend, max_budget=max_budget, progress=bar.add, **choice)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ddtree import plots
-from ddtree.bench_layers import WORST_F32
+from ddtree.bench_layers import WORST
 from ddtree.bundle import DEFAULT_MODEL, Bundle, open_bundle
 from ddtree.cli_options import say
 from ddtree.cli_plot_inputs import Inputs, name_of, one_temperature, rounds_of
@@ -121,7 +121,7 @@ def _parity(inputs: Inputs) -> Figure:
         fitting = [r for r in document["parity"] or () if inputs.options["rows"] in (None, r["rows"])]
         for record in sorted(fitting, key=lambda record: record["rows"])[-1:]:
             errors[f"{record['backend']} {record['dtype']}, {record['rows']} rows"] = record["steps"]
-    limit = WORST_F32 if any(" f32" in label for label in errors) else None
+    limit = WORST["f32"] if any(" f32" in label for label in errors) else None
     return plots.parity_figure(errors, limit, inputs.options["title"])
 
 

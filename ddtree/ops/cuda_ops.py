@@ -120,20 +120,6 @@ class CudaOps(CudaMemory):
             query, keys, values, block_key, block_value, context_len, window, scale, out, scratch, self.stream
         )
 
-    @staticmethod
-    def check_sizes(config: Any, drafter: Any, max_budget: int) -> None:
-        """Raise UsageError unless the kernels can run a model of these configs with trees of `max_budget` nodes."""
-        limits = [
-            ("max_budget", max_budget, min(tree_build.MAX_BUDGET, accept.MAX_ROWS - 1, topk.MAX_K)),
-            ("vocab_size", config.vocab_size, min(topk.MAX_VOCAB, sample.MAX_VOCAB)),
-            ("n_routed_experts", config.n_routed_experts, gate.MAX_EXPERTS),
-            ("experts a row", config.experts_a_row, experts.MAX_CHOSEN),
-            ("horizon", drafter.horizon if drafter else 0, tree_build.MAX_DEPTHS),
-        ]
-        for name, value, most in limits:
-            if value > most:
-                raise UsageError(f"{name}: the backend cuda takes at most {most}, found {value}")
-
     def gate(self, logits: Any, bias: Any, rule: Any, gates: Any) -> None:
         if self.route == "device":
             gate.gate(logits, bias, rule, gates, self.stream)

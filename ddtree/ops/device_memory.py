@@ -114,6 +114,30 @@ class DeviceMemory:
         """Make every byte of an array zero."""
         raise NotImplementedError
 
+    @staticmethod
+    def check_sizes(config: ModelConfig, drafter: DrafterConfig | None, max_budget: int) -> None:
+        """Raise UsageError unless the kernels can run a model of these configs with trees of `max_budget` nodes."""
+        from kernels_numba import accept, attention, block_attention, experts, gate, sample, topk, tree_build
+
+        limits = [
+            ("max_budget", max_budget, min(tree_build.MAX_BUDGET, accept.MAX_ROWS - 1, topk.MAX_K)),
+            ("vocab_size", config.vocab_size, min(topk.MAX_VOCAB, sample.MAX_VOCAB)),
+            ("n_routed_experts", config.n_routed_experts, gate.MAX_EXPERTS),
+            ("experts a row", config.experts_a_row, experts.MAX_CHOSEN),
+            ("horizon", drafter.horizon if drafter else 0, tree_build.MAX_DEPTHS),
+        ]
+        for name, value, most in limits:
+            if value > most:
+                raise UsageError(f"{name}: the backend cuda takes at most {most}, found {value}")
+        widths = [
+            ("kv_lora_rank", config.kv_lora_rank, attention.MULTIPLE),
+            ("qk_rope_head_dim", config.qk_rope_head_dim, attention.MULTIPLE),
+            ("the drafter's head_dim", drafter.head_dim if drafter else 0, block_attention.MULTIPLE),
+        ]
+        for name, value, of in widths:
+            if value % of:
+                raise UsageError(f"{name}: the backend cuda takes multiples of {of}, found {value}")
+
     def reserve(
         self, config: ModelConfig, drafter: DrafterConfig | None, max_rows: int, capacity: int
     ) -> None:

@@ -112,6 +112,18 @@ def test_parity_in_the_simulator(tmp_path):
     assert record["passed"] and record["worst_layer"]["error"] < 1e-5
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_parity_fails_for_a_wrong_layer_and_for_nan(dtype):
+    engine, reference = (Engine(tiny("dsv3"), dtype=d, max_budget=3, max_context=9) for d in ("f32", "f64"))
+    engine.ops.dtype_name = dtype  # what is asked of that mode, by the arithmetic of f32
+    tokens, layer = [1, 2, 3, 4, 5], engine.model.weights.layers[-1]
+    assert parity(engine, reference, tokens, 2, 3)["passed"]
+    for spoil in (2, np.nan):
+        layer.o[...] *= spoil
+        record = parity(engine, reference, tokens, 2, 3)
+        assert not record["passed"] and record["worst_layer"]["layer"] == engine.config.num_hidden_layers - 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_on_the_gpu(dtype):

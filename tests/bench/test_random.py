@@ -8,6 +8,7 @@ from ddtree.bench_layers import num_parameters
 from ddtree.bench_random import open_random
 from ddtree.config import ModelConfig
 from ddtree.ops import get_ops
+from ddtree.reference import fill as reference_fill
 from ddtree.weights import MoeWeights
 
 
@@ -72,6 +73,18 @@ def test_seeds_fix_the_weights(small):
     assert len({tuple(values) for values in flat}) == len(flat), "no two arrays share their numbers"
     assert one.head.std() == pytest.approx(1.5 * 32**-0.5, rel=0.05)
     assert ModelConfig.from_hf(SMALL).num_hidden_layers == len(one.layers)
+
+
+def test_every_array_is_filled_once(small, monkeypatch):
+    filled = []
+    fill = reference_fill.fill
+    monkeypatch.setattr(reference_fill, "fill", lambda out, *rest: (filled.append(out), fill(out, *rest)))
+    weights = open_random(str(small)).target_weights(8, get_ops("numpy"))
+    assert len({id(array) for array in filled}) == len(filled)
+    experts = weights.layers[1].mlp.experts.down
+    assert any(array is experts for array in filled) and experts.std(axis=(1, 2)).min() > 0
+    ends = [experts[0, 0, 0], experts[-1, -1, -1]]
+    np.testing.assert_array_equal(ends, np.float32([0.28872302174568176, -0.2714914381504059]))
 
 
 @pytest.mark.simulator

@@ -1,5 +1,6 @@
 """The command line as a user meets it: results on stdout, one line on stderr and exit code 2 for bad input."""
 
+import errno
 import json
 import os
 import sys
@@ -175,6 +176,11 @@ BAD = {
     "convert of no file": (["convert", "no/such", "out.kdtr"], "no/such"),
     "unwritable demo folder": (["demo", "--out", f"{__file__}/demo"], "folder"),
     "bench without a GPU": (["bench", "kernels"], "bench kernels: "),
+    "bench layers of a model too large for numpy": (["bench", "layers", "--config", "kimi-k2"], "too many"),
+    "bench decode of a model too large for numpy": (
+        ["bench", "decode", "--config", "random-4.8b"],
+        "too many",
+    ),
     "backend cuda without a GPU": (["generate", "x", "--backend", "cuda"], "backend cuda: "),
     "absurd budget": (["generate", "x", "--budget", "1000000000"], "budget"),
     "half a surrogate": (["generate", "\udcff"], "Unicode"),
@@ -277,3 +283,14 @@ def test_interrupt_is_one_line(run, monkeypatch):
     monkeypatch.setattr(cli, "generate", interrupted)
     code, out, err = run("generate", "x")
     assert (code, out, err.strip()) == (130, "", "interrupted")
+
+
+def test_a_closed_output_is_one_line(run, monkeypatch):
+    def closed(*arguments, **keywords):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(cli, "generate", closed)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # it is put back afterwards
+    code, out, err = run("generate", "x")
+    sys.stdout.close()
+    assert (code, out, err) == (2, "", "ddtree: the output was closed before all was written\n")

@@ -192,6 +192,7 @@ def test_inspect_memory_prints_a_table_and_json(run):
     ("arguments", "said"),
     [
         (["--memory", "--budget", "-1"], "max_budget"),
+        (["--memory", "--budget", "1025"], "the backend cuda takes at most"),
         (["--memory", "--context", "2000"], "context"),
         (["--memory", "--dtype", "f64"], "dtype"),
         (["--memory", "--gemm", "magic"], "gemm"),

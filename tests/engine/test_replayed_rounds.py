@@ -179,5 +179,9 @@ def test_what_kernels_cannot_hold_is_refused(engines):
             CudaOps.check_sizes(replace(bundle.config, **{name: value}), bundle.drafter_config, 5)
     with pytest.raises(UsageError, match="horizon: the backend cuda takes at most 32, found 33"):
         CudaOps.check_sizes(bundle.config, replace(bundle.drafter_config, block_size=34), 5)
+    with pytest.raises(UsageError, match="qk_rope_head_dim: the backend cuda takes multiples of 8, found 12"):
+        CudaOps.check_sizes(replace(bundle.config, qk_rope_head_dim=12), bundle.drafter_config, 5)
+    with pytest.raises(UsageError, match="head_dim: the backend cuda takes multiples of 8, found 20"):
+        CudaOps.check_sizes(bundle.config, replace(bundle.drafter_config, head_dim=20), 5)
     with pytest.raises(UsageError, match="max_budget: the backend cuda takes at most"):
         Engine(bundle, backend="cuda", max_budget=2000)

@@ -33,6 +33,10 @@ def test_tokens_per_second(row, temperature):
     assert numbers_of(row) == [round(at[key]["tokens_per_second"]) for key in keys]
     assert all(record["tokens_equal"] for record in at.values())
     if not temperature:
+        wall = "{}, {}, {} and {} tokens/s".format(
+            *(round(at[key]["tokens_per_second_wall"]) for key in keys)
+        )
+        assert wall in README.replace("\n", " ")
         assert round(100 * at["tree", 64]["loop_share"]) == 28
 
 
@@ -43,7 +47,15 @@ def test_host_and_wait_of_a_round():
         if (r["budget"], r["method"], r["temperature"]) == (64, "tree", 0)
     ]
     own, wait = (round(record["host_us"][name]["median"]) for name in ("own", "wait"))
-    assert f"The host spends {own} us of a round of tree 64 on itself (median), the GPU {wait}." in README
+    said = f"In a round of tree 64 the host has {own} us of work of its own (median) and waits {wait} us for the GPU."
+    assert said in README
+
+
+def test_eager_rounds_and_errors():
+    times = [record["eager_over_graphs"] for record in read("decode.json")["graphs_against_eager"]]
+    assert "80 to 110 times slower" in README and min(times) > 79.5 and max(times) < 112
+    worst = max(record["worst_layer"]["error"] for record in read("layers.json")["parity"])
+    assert "within 3.1e-7 relative of f64" in README and 3e-7 < worst <= 3.1e-7
 
 
 @pytest.mark.parametrize("rows", [1, 64])
