@@ -16,7 +16,7 @@ from ddtree.engine import Engine
 from ddtree.errors import UsageError
 from ddtree.rounds import STAGES, HostRounds, Round
 from ddtree.rounds_device import DeviceRounds, check_shape
-from ddtree.shapes import SHAPES
+from ddtree.shapes import get_shape
 
 __all__ = ["STAGES", "Round", "checked_prompt", "decode"]
 
@@ -27,12 +27,11 @@ def decode(
     """Decode after a prompt, a round at a time, the prefill first; everything is checked before it starts.
 
     `sequence` is the prompt's index for position-keyed sampling. Raises UsageError for an empty prompt, one that
-    leaves no room, ids outside the vocabulary, an unknown shape, a budget above the engine's or a missing drafter;
-    NumericsError when the target's logits cannot decide a token.
+    leaves no room, ids outside the vocabulary, a shape that is unknown or needs more than the table, a budget above the
+    engine's or a missing drafter; NumericsError when the target's logits cannot decide a token.
     """
     prompt = checked_prompt(engine, prompt_ids)
-    if config.shape not in SHAPES:
-        raise UsageError(f"shape: expected one of {', '.join(sorted(SHAPES))}, found {config.shape!r}")
+    get_shape(config.shape)
     if config.method != "ar" and config.budget > engine.max_budget:
         raise UsageError(
             f"budget: this engine was opened for {engine.max_budget} nodes, found {config.budget}"

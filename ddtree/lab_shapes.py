@@ -16,7 +16,7 @@ from ddtree.lab import text_table
 from ddtree.metrics import in_loop
 from ddtree.prompts import Prompt
 from ddtree.rounds import Round
-from ddtree.shapes import SHAPES
+from ddtree.shapes import get_shape
 from ddtree.study_draft import SiblingTable
 from ddtree.study_rounds import seen_rounds
 from ddtree.tree import DraftTree
@@ -40,9 +40,9 @@ class Root:
     def horizon(self) -> int:
         return len(self.token_ids)
 
-    def tree(self, budget: int, depth: int) -> DraftTree:
-        """The best-first tree of at most `budget` nodes, none deeper than `depth`."""
-        build = SHAPES["best_first"]
+    def tree(self, budget: int, depth: int, shape: str = "best_first") -> DraftTree:
+        """The shape's tree of at most `budget` nodes, none deeper than `depth`; `oracle` sees what followed."""
+        build = get_shape(shape, continuation=self.continuation)
         return build(self.token_ids, self.log_probs, budget, depth, root_token=self.token)
 
 

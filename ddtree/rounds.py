@@ -11,7 +11,7 @@ from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
 from ddtree.engine_state import STAGES
 from ddtree.errors import NumericsError
-from ddtree.shapes import SHAPES
+from ddtree.shapes import get_shape
 from ddtree.tree import DraftTree
 
 # What the host does while a round runs on a device: the decode loop and its reader since the round before, launching,
@@ -76,6 +76,7 @@ class HostRounds:
 
     def __init__(self, engine: Engine, config: DecodeConfig, sequence: int):
         self.engine, self.config, self.sequence = engine, config, sequence
+        self.build = get_shape("chain" if config.method == "chain" else config.shape)
 
     def prefill(self, prompt: np.ndarray) -> Round:
         """Commit the prompt; its last row gives the first token."""
@@ -121,8 +122,7 @@ class HostRounds:
             return DraftTree.root_only(root), None
         table = engine.draft(root, min(config.budget, engine.config.vocab_size))
         clock.stage("draft")
-        build = SHAPES["chain" if config.method == "chain" else config.shape]
-        tree = build(*table, config.budget, max_depth, root_token=root)
+        tree = self.build(*table, config.budget, max_depth, root_token=root)
         clock.stage("build")
         return tree, table
 

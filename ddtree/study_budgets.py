@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddtree.errors import UsageError
-from ddtree.shapes import SHAPES
+from ddtree.shapes import get_shape
 from ddtree.study_rounds import AnyRound, with_tables
 from ddtree.tree import DraftTree
 
@@ -47,12 +47,11 @@ def budget_curve(
     `table` is (token_ids i32[L, K], log_probs f32[L, K]); a continuation shorter than L + 1 bounds the walk, and the
     tree's depth with it. Raises UsageError for an unknown shape or a continuation without a token.
     """
-    if shape not in SHAPES:
-        raise UsageError(f"shape: expected one of {', '.join(sorted(SHAPES))}, found {shape!r}")
     if not len(continuation):
         raise UsageError("continuation: it is empty; give at least the token that followed")
+    build = get_shape(shape, continuation=continuation)
     max_depth = min(len(table[0]), len(continuation) - 1)
-    trees = [SHAPES[shape](*table, int(budget), max_depth, root_token=0) for budget in budgets]
+    trees = [build(*table, int(budget), max_depth, root_token=0) for budget in budgets]
     columns = (
         [int(budget) for budget in budgets],
         [expected_acceptance(tree) for tree in trees],

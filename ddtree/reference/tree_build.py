@@ -41,7 +41,7 @@ def build_tree(
     assert out_token_ids.shape == out_parents.shape == out_depths.shape == (budget + 1,)
     assert out_log_weights.shape == (budget + 1,) and out_lineage.shape == (budget + 1, num_depths + 1)
 
-    paths, parents, weights = _take_best(log_probs[:max_depth, :budget].tolist(), budget)
+    paths, parents, weights = take_best(log_probs[:max_depth, :budget].tolist(), budget)
     num_nodes = len(paths)
     depths = [len(path) for path in paths]
     used = slice(1, num_nodes + 1)
@@ -58,14 +58,19 @@ def build_tree(
     return num_nodes
 
 
-def _take_best(table, budget):
-    """Return the rank tuples, parent rows and path sums of the nodes taken from table (a list a depth)."""
+def take_best(table, budget, spine=0):
+    """Return the rank tuples, parent rows and path sums of the nodes taken from table (a list a depth).
+
+    The top-1 path down to depth `spine` is taken first, then the best candidate each time.
+    """
     heap = []  # (-path sum, ranks along the path, parent's row); no two have the same ranks
     paths, parents, weights = [], [], []
     if table and table[0] and isfinite(table[0][0]):
         heap.append((-table[0][0], (0,), 0))
-    while heap and len(paths) < budget:
-        negated, ranks, parent = heapq.heappop(heap)
+    ahead = heap.pop() if heap and spine else None  # the spine's next node, until the spine is done
+    while (ahead or heap) and len(paths) < budget:
+        negated, ranks, parent = ahead or heapq.heappop(heap)
+        ahead = None
         weight = -negated
         paths.append(ranks)
         parents.append(parent)
@@ -79,7 +84,11 @@ def _take_best(table, budget):
         if depth < len(table):
             child = weight + table[depth][0]
             if isfinite(child):
-                heapq.heappush(heap, (-child, (*ranks, 0), len(paths)))
+                entry = (-child, (*ranks, 0), len(paths))
+                if len(paths) == depth < spine:  # only the spine was taken yet
+                    ahead = entry
+                else:
+                    heapq.heappush(heap, entry)
     return paths, parents, weights
 
 

@@ -57,6 +57,14 @@ def test_one_tree_gives_the_curve_of_every_budget(root: Root, depth: int, budget
     assert len(walked_rows(tree, root.continuation)) == walk(tree, root.continuation)
 
 
+@given(roots(), st.integers(1, 4), st.integers(0, 12))
+def test_a_root_grows_any_shape(root: Root, depth: int, budget: int) -> None:
+    depth = min(depth, root.horizon)
+    most = walk(root.tree(budget, depth, "oracle"), root.continuation)
+    for shape in ("spine_first", "beam:2", "fixed:medusa64", "cost_aware"):
+        assert walk(root.tree(budget, depth, shape).validate(), root.continuation) <= most
+
+
 def test_a_recording_is_what_was_decoded() -> None:
     found = recording()
     assert list(found.rounds) == [prompt.id for prompt in load_prompts()[:3]]
