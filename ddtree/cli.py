@@ -34,6 +34,7 @@ from ddtree.cli_options import (
     temperatures_option,
 )
 from ddtree.cli_plot import plot_command
+from ddtree.cli_study import study_group
 from ddtree.compare import ACCEPTANCE_NOTE, best_rows, compare, fair_pairs, format_table, plan, report
 from ddtree.config import METHODS
 from ddtree.demo import run_demo
@@ -206,6 +207,7 @@ def convert_command(source: str, output: str, as_json: bool) -> None:
 
 cli.add_command(bench_group)
 cli.add_command(plot_command)
+cli.add_command(study_group)
 
 
 @cli.command("demo")

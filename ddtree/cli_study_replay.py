@@ -1,0 +1,150 @@
+"""`ddtree study record` and `ddtree study replay`: one run of the model, then any number of trees without it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from ddtree.cli_options import (
+    LateBar,
+    backend_of,
+    bundle_of,
+    decode_config,
+    decode_options,
+    describe_backend,
+    engine_of,
+    json_option,
+    model_options,
+    prompts_option,
+    say,
+    temperatures_option,
+)
+from ddtree.errors import UsageError
+from ddtree.lab import text_table
+from ddtree.prompts import load_prompts
+from ddtree.study_record import DEFAULT_K, check_folder, open_recordings, record
+
+
+@click.command("record")
+@click.option("--out", required=True, help="The folder to record into; not inside data/.")
+@prompts_option
+@click.option("--limit", type=click.IntRange(min=1), help="Use the first N prompts only.")
+@temperatures_option
+@click.option(
+    "--k",
+    type=int,
+    default=DEFAULT_K,
+    show_default=True,
+    help="Columns of each table: the largest budget to replay.",
+)
+@decode_options
+@model_options
+@json_option
+def record_command(
+    out: str, prompts: str, limit: int | None, temperatures: tuple[float, ...], k: int, **options: Any
+) -> None:
+    """Decode prompts once, autoregressively, and keep the drafter's table at every position.
+
+    What the folder already holds is not done again: an interrupted recording goes on where it stopped.
+    """
+    directory = check_folder(out)
+    chosen = load_prompts(prompts)[:limit]
+    if backend_of(options) != "numpy":
+        raise UsageError("record: a round on a device leaves the drafter's table there; use --backend numpy")
+    bundle = bundle_of(options)
+    configs = [decode_config(bundle, "ar", 0, temperature, options) for temperature in temperatures]
+    engine = engine_of(bundle, 0, options)
+    bar = LateBar("record", "prompt")
+    found = record(engine, chosen, directory, configs[0], temperatures, k, bar.step)
+    tokens = sum(len(each.tokens) for each in found)
+    document = {"backend": describe_backend(engine), "directory": str(directory), "recordings": len(found)}
+    document |= {"prompts": len(chosen), "temperatures": list(temperatures), "tokens": tokens}
+    if options["as_json"]:
+        click.echo(json.dumps(document, indent=1))
+    else:
+        click.echo("\n".join(f"{name}: {value}" for name, value in document.items()))
+
+
+@click.command("replay")
+@click.argument("directory")
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    default=("best_first",),
+    show_default=True,
+    help="A name that study --shapes lists, or NAME:VALUE; may be repeated.",
+)
+@click.option(
+    "--budget", "budgets", type=int, multiple=True, default=(32,), show_default=True, help="May be repeated."
+)
+@click.option(
+    "--depth",
+    "depths",
+    type=int,
+    multiple=True,
+    show_default="as deep as the drafter proposes",
+    help="No node lies deeper; may be repeated.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Processes that share the work.",
+)
+@click.option("--out", help="Write a row for each prompt and setting to this JSON Lines file.")
+@json_option
+def replay_command(
+    directory: str,
+    shapes: tuple[str, ...],
+    budgets: tuple[int, ...],
+    depths: tuple[int, ...],
+    workers: int,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """Walk trees of every shape, budget and depth along the recordings in DIRECTORY; runs no model."""
+    from ddtree.study_replay import replay, totals, write_rows  # numba comes with it, which takes a moment
+
+    if as_json and out is not None:
+        raise UsageError("replay: --json prints the rows, --out writes them to a file; give one of them")
+    recordings = open_recordings(directory)
+    bar, start = LateBar("replay", "row"), time.perf_counter()
+    rows = replay(
+        recordings, shapes, budgets, depths or None, workers, lambda done, total: bar.step(total, done)
+    )
+    seconds, rounds = time.perf_counter() - start, sum(row["rounds"] for row in rows)
+    if out is not None:
+        write_rows(out, rows)
+    if as_json:
+        document = {"directory": directory, "settings": recordings[0].header, "rows": rows}
+        click.echo(json.dumps(document, indent=1))
+    else:
+        click.echo(format_totals(totals(rows)))
+        click.echo(
+            "accept: tokens a round, bonus token included; no loops: over rounds that start outside a repetition"
+        )
+    say(f"{rounds} trees in {seconds:.2f} s, {rounds / seconds:.0f} trees/s, workers {workers}")
+
+
+def format_totals(records: list[dict[str, Any]]) -> str:
+    """The sums over prompts as text."""
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
+
+    headings = ("temp", "shape", "budget", "depth", "prompts", "rounds", "nodes", "accept", "no loops")
+    rows = [
+        (
+            f"{each['temperature']:g}",
+            *(each[name] for name in ("shape", "budget", "depth", "prompts", "rounds")),
+            *(number(each[name]) for name in ("nodes_per_round", "mean_acceptance")),
+            number(each["mean_acceptance_outside_loops"]),
+        )
+        for each in records
+    ]
+    return text_table(headings, rows)

@@ -1,0 +1,43 @@
+"""Recordings that the replay's tests share, made once: three prompts, 24 tokens, greedy and sampled."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from support import trained
+
+from ddtree import cli
+from ddtree.config import DecodeConfig, SamplingConfig
+from ddtree.engine import Engine
+from ddtree.prompts import load_prompts
+from ddtree.study_record import record
+
+CONFIG = DecodeConfig("ar", 0, 24, SamplingConfig(top_p=0.95, seed=7))
+TEMPERATURES = (0.0, 0.6)
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """The trained model, f32, for trees of up to 64 nodes."""
+    return Engine(trained(), max_budget=64)
+
+
+@pytest.fixture(scope="session")
+def recorded(engine, tmp_path_factory):
+    """The folder, its recordings, and the prompts and settings they were made of."""
+    directory, prompts = tmp_path_factory.mktemp("recorded"), load_prompts()[:3]
+    recordings = record(engine, prompts, directory, CONFIG, TEMPERATURES)
+    return SimpleNamespace(directory=directory, recordings=recordings, prompts=prompts, config=CONFIG)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run the command line in this process; returns (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ddtree", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return (stop.value.code, *capsys.readouterr())
+
+    return call
