@@ -7,7 +7,7 @@ import json
 import click
 
 from ddtree.cli_options import json_option
-from ddtree.cli_study_replay import record_command, replay_command
+from ddtree.cli_study_replay import record_command, replay_command, report_command
 from ddtree.errors import UsageError
 from ddtree.shapes import SHAPES
 
@@ -32,3 +32,4 @@ def study_group(context: click.Context, shapes: bool, as_json: bool) -> None:
 
 study_group.add_command(record_command)
 study_group.add_command(replay_command)
+study_group.add_command(report_command)

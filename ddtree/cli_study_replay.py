@@ -148,3 +148,13 @@ def format_totals(records: list[dict[str, Any]]) -> str:
         for each in records
     ]
     return text_table(headings, rows)
+
+
+@click.command("report")
+@click.argument("rows")
+@click.option("--out", required=True, help="The folder for report.md and its figures.")
+def report_command(rows: str, out: str) -> None:
+    """One page with figures out of the rows that `study replay --out` wrote: which tree pays, here and at scale."""
+    from ddtree.study_report import read_rows, write_report
+
+    click.echo(f"Wrote {write_report(read_rows(rows), out)}.")

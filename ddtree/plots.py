@@ -6,6 +6,7 @@ from ddtree.plots_draft import calibration_figure, sibling_figure
 from ddtree.plots_kernels import roofline_figure
 from ddtree.plots_layers import layer_bars, parity_figure
 from ddtree.plots_routing import load_bars, routing_map
+from ddtree.plots_shapes import shape_curves
 from ddtree.plots_style import CONVENTION
 from ddtree.plots_text import text_pieces, text_rounds_html
 from ddtree.plots_tree import ACCEPTED, BONUS, DRAFTED, token_label, tree_figure
@@ -25,6 +26,7 @@ __all__ = [
     "parity_figure",
     "roofline_figure",
     "routing_map",
+    "shape_curves",
     "sibling_figure",
     "stage_bars",
     "text_pieces",
