@@ -170,6 +170,23 @@ def norm_error_of(got: np.ndarray, want: np.ndarray, bound: float) -> np.ndarray
     )
 
 
+def check_cases(names: tuple[str, ...]) -> list[str]:
+    """Run the quick cases of `bench kernels` whose operation is in `names`, here, each held to its reference.
+
+    Returns the cases' names; AssertionError from the first whose outputs are not the reference's.
+    """
+    from ddtree.bench_cases import all_cases
+    from ddtree.bench_kernels import outputs_of, place
+
+    chosen = [case for case in all_cases(quick=True) if case.name.split()[0] in names]
+    for case in chosen:
+        work = case.prepare()
+        placed = place(work)
+        work.launch(placed, 0)
+        work.check(outputs_of(work, placed))
+    return [case.name for case in chosen]
+
+
 def kernel_source(module: str, kernel: str) -> str:
     """The source of one kernel of kernels_numba, as it stands in its file."""
     text = (ROOT / "kernels_numba" / f"{module}.py").read_text("utf-8")

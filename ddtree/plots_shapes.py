@@ -61,7 +61,7 @@ def shape_curves(summaries: Sequence[Summary], cost: CostCurve | None = None, ti
         alone = float(1e3 / cost(1))
         panels[1].axhline(alone, color=BLACK, ls=(0, (1, 1)), lw=1.4)
         panels[1].annotate(
-            "autoregressive", (1, alone), xytext=(0, 3), textcoords="offset points", fontsize=8
+            "autoregressive", (1, alone), xytext=(0, -11), textcoords="offset points", fontsize=8
         )
         heading(panels[1], "Speed at the measured cost of a round")
         label_axes(panels[1], "budget (nodes, root not counted)", "tokens per second")

@@ -89,3 +89,12 @@ def test_an_output_is_poisoned() -> None:
     assert out.shape == (0, 4)
     twins = Twins()
     assert np.isnan(twins.kernels.read(twins._on_device(Out(3)))).all()
+
+
+@pytest.mark.simulator
+def test_quick_cases_are_held_to_their_references(monkeypatch) -> None:
+    found = lab.check_cases(("rope", "fill"))
+    assert {name.split()[0] for name in found} == {"rope", "fill"} and len(found) == 4
+    monkeypatch.setattr("ddtree.bench_kernels.outputs_of", lambda work, placed: {"out": np.ones(3)})
+    with pytest.raises((AssertionError, ValueError)):
+        lab.check_cases(("rope",))
