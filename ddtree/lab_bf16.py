@@ -16,9 +16,9 @@ import numpy as np
 from ddtree.ops import NumpyOps
 from ddtree.ops.numpy_ops import upload
 from ddtree.reference import attention as attention_reference
+from ddtree.reference import experts as experts_reference
 from ddtree.reference import linear as products
 from ddtree.reference import position
-from ddtree.reference.pointwise import swiglu
 
 
 class Rounded(np.ndarray):
@@ -74,30 +74,9 @@ class Bf16Ops(NumpyOps):
         queries = _factor(q_latent, latents), _factor(q_rope, ropes)
         attention_reference.attention(*queries, np.asarray(latents), np.asarray(ropes), *rest)
 
-    def experts(
-        self,
-        x: np.ndarray,
-        gates: np.ndarray,
-        w_gate: np.ndarray,
-        w_up: np.ndarray,
-        w_down: np.ndarray,
-        hidden: np.ndarray,
-        out: np.ndarray,
-    ) -> None:
-        """As the reference's, with both inputs of products rounded; the S experts behind the gates' take every row."""
-        out[...] = 0
-        start = 0
-        gates = np.concatenate([gates, np.ones((len(w_gate) - len(gates), len(x)), np.float32)])
-        for expert in np.flatnonzero(gates.any(axis=1)):
-            rows = np.flatnonzero(gates[expert])
-            pair, result = hidden[start : start + len(rows)], np.empty((len(rows), x.shape[1]), np.float32)
-            up = np.empty_like(pair)
-            self.linear(x[rows], w_gate[expert], pair)
-            self.linear(x[rows], w_up[expert], up)
-            swiglu(pair, up, pair)
-            self.linear(pair, w_down[expert], result)
-            out[rows] += gates[expert, rows, None] * result
-            start += len(rows)
+    def experts(self, *arguments: np.ndarray) -> None:
+        """As the reference's, with both inputs of products rounded."""
+        experts_reference.experts(*arguments, product=self.linear)
 
 
 def _factor(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:

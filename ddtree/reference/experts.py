@@ -1,5 +1,7 @@
 """The grouped expert product: each row through its chosen experts and the shared ones, summed in that order."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ddtree.reference.linear import linear
@@ -14,12 +16,13 @@ def experts(
     w_down: np.ndarray,
     hidden: np.ndarray,
     out: np.ndarray,
+    product: Callable[[np.ndarray, np.ndarray, np.ndarray], None] = linear,
 ) -> None:
     """out[i] = sum over e of gates[e, i] * down_e(silu(gate_e(x[i])) * up_e(x[i])), experts in index order.
 
     x and out [M, H], gates [E, M] (zero where not chosen), w_gate and w_up [E + S, I, H], w_down [E + S, H, I]; the S
     shared experts behind the gates' E take every row with gate 1. hidden [at least the number of chosen pairs, I] is
-    scratch: the pairs' activations in expert order.
+    scratch: the pairs' activations in expert order. `product` is what multiplies, as `linear` does.
     """
     out[...] = 0
     start = 0
@@ -28,9 +31,9 @@ def experts(
         rows = np.flatnonzero(gates[expert])
         pair, inputs = hidden[start : start + len(rows)], x[rows]
         up = np.empty_like(pair)
-        linear(inputs, w_gate[expert], pair)
-        linear(inputs, w_up[expert], up)
+        product(inputs, w_gate[expert], pair)
+        product(inputs, w_up[expert], up)
         swiglu(pair, up, pair)
-        linear(pair, w_down[expert], inputs)
+        product(pair, w_down[expert], inputs)
         out[rows] += gates[expert, rows, None] * inputs
         start += len(rows)

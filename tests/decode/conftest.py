@@ -1,8 +1,12 @@
 """Engines that the decode tests share; a test that changes one does so through monkeypatch."""
 
-import pytest
-from support import arrays_of, tiny, trained
+import functools
 
+import pytest
+from decode.lossless import PROMPT_LENGTH, SAMPLINGS
+from support import arrays_of, run, tiny, tokens_of, trained
+
+from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
 
 
@@ -28,3 +32,15 @@ def tiny_engine():
 def check():
     """prompts [8, 128], their greedy tokens [8, 128], and the rounds of the published code for the first 6."""
     return arrays_of("check.npz")
+
+
+@pytest.fixture(scope="module")
+def autoregressive(engine, check):
+    """autoregressive(prompt, sampling name, number of tokens): its tokens, computed once."""
+
+    @functools.cache
+    def tokens(prompt, sampling, number):
+        config = DecodeConfig(method="ar", max_new_tokens=number, sampling=SAMPLINGS[sampling])
+        return tokens_of(run(engine, check["prompts"][prompt][:PROMPT_LENGTH], config, sequence=prompt))
+
+    return tokens

@@ -1,32 +1,15 @@
 """Tree and chain give the tokens of autoregressive decoding: every budget, greedy and sampled."""
 
-import functools
-
 import pytest
+from decode.lossless import PROMPT_LENGTH, SAMPLINGS
 from support import run, tokens_of
 
 from ddtree.config import DecodeConfig, SamplingConfig
 
-NUM_TOKENS, PROMPT_LENGTH = 32, 64
-SAMPLINGS = {
-    "greedy": SamplingConfig(),
-    "sampled": SamplingConfig(temperature=0.8, top_k=40, top_p=0.9, seed=5),
-}
+NUM_TOKENS = 32
 BUDGETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 512)
 # A chain is never longer than the horizon: from 15 on, chains are one and the same.
 CASES = [("chain", budget) for budget in (0, 1, 2, 4, 8, 16)] + [("tree", budget) for budget in BUDGETS]
-
-
-@pytest.fixture(scope="module")
-def autoregressive(engine, check):
-    """autoregressive(prompt, sampling name): its tokens, computed once."""
-
-    @functools.cache
-    def tokens(prompt, sampling):
-        config = DecodeConfig(method="ar", max_new_tokens=NUM_TOKENS, sampling=SAMPLINGS[sampling])
-        return tokens_of(run(engine, check["prompts"][prompt][:PROMPT_LENGTH], config, sequence=prompt))
-
-    return tokens
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -37,7 +20,7 @@ def test_same_tokens_as_autoregressive(request, autoregressive, check, method, b
     accepted = 0
     for prompt in range(4):
         rounds = run(engine, check["prompts"][prompt][:PROMPT_LENGTH], config, sequence=prompt)
-        assert tokens_of(rounds) == autoregressive(prompt, sampling), f"prompt {prompt}"
+        assert tokens_of(rounds) == autoregressive(prompt, sampling, NUM_TOKENS), f"prompt {prompt}"
         assert all(this.tree.num_nodes <= budget for this in rounds)
         accepted += sum(len(this.path) - 1 for this in rounds)
     assert (accepted > 0) == (budget > 0)  # drafts were really taken

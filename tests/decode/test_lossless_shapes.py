@@ -1,19 +1,14 @@
 """Every shape that a table is enough for gives the tokens of autoregressive decoding, greedy and sampled."""
 
-import functools
-
 import pytest
+from decode.lossless import PROMPT_LENGTH, SAMPLINGS
 from support import run, tokens_of
 
-from ddtree.config import DecodeConfig, SamplingConfig
+from ddtree.config import DecodeConfig
 from ddtree.errors import UsageError
 from ddtree.shapes import SHAPES
 
-NUM_TOKENS, PROMPT_LENGTH = 24, 64
-SAMPLINGS = {
-    "greedy": SamplingConfig(),
-    "sampled": SamplingConfig(temperature=0.8, top_k=40, top_p=0.9, seed=5),
-}
+NUM_TOKENS = 24
 NAMES = (
     "beam",
     "beam:2",
@@ -30,18 +25,6 @@ def test_no_shape_is_forgotten():
     assert {name.split(":")[0] for name in NAMES} == set(SHAPES) - {"oracle"}
 
 
-@pytest.fixture(scope="module")
-def autoregressive(engine, check):
-    """autoregressive(prompt, sampling name): its tokens, computed once."""
-
-    @functools.cache
-    def tokens(prompt, sampling):
-        config = DecodeConfig(method="ar", max_new_tokens=NUM_TOKENS, sampling=SAMPLINGS[sampling])
-        return tokens_of(run(engine, check["prompts"][prompt][:PROMPT_LENGTH], config, sequence=prompt))
-
-    return tokens
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("budget", [1, 7, 32])
 @pytest.mark.parametrize("name", NAMES)
@@ -50,7 +33,7 @@ def test_same_tokens_as_autoregressive(engine, autoregressive, check, name, budg
     accepted = 0
     for prompt in range(2):
         rounds = run(engine, check["prompts"][prompt][:PROMPT_LENGTH], config, sequence=prompt)
-        assert tokens_of(rounds) == autoregressive(prompt, sampling), f"prompt {prompt}"
+        assert tokens_of(rounds) == autoregressive(prompt, sampling, NUM_TOKENS), f"prompt {prompt}"
         assert all(this.tree.num_nodes <= budget for this in rounds)
         accepted += sum(len(this.path) - 1 for this in rounds)
     assert accepted > 0  # drafts were really taken

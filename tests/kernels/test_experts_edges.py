@@ -1,13 +1,15 @@
-"""The experts' shared ones, which are experts that every row chose with gate 1, and arguments that do not fit."""
+"""Shared experts, which are experts that every row chose with gate 1; too many choices; arguments that do not fit."""
 
 import numpy as np
 import pytest
 from compare_arrays import assert_same_bits
+from conftest import SIMULATED
 from kernels.device import poisoned, to_device, to_host
-from kernels.test_experts import Case, make
+from kernels.test_experts import Case, make, run
 
 from kernels_numba import experts
 from kernels_numba.checks import LaunchError
+from kernels_numba.experts_mma import BLOCK_WARPS, block_warps
 
 
 def launch(case, x, gates, weights, chosen):
@@ -80,3 +82,47 @@ def test_arguments_that_do_not_fit(index, value, message):
     given[index] = value
     with pytest.raises(LaunchError, match=message):
         experts.experts(*given)
+
+
+def check_too_many_choices(case, dtype, seed):
+    """Rows with more nonzero gates than `chosen` break the contract: nothing past the scratch is written, and while
+    there is room for the pairs, other rows keep their results."""
+    rng = np.random.default_rng(seed)
+    x, gates, weights = make(rng, case, dtype)
+    gates[:, :2], gates[:, -1] = 0, 0
+    gates[: case.chosen, 1] = 1
+    weights = [np.nan_to_num(weight) for weight in weights]
+    want, *_ = run(case, x, gates, weights)
+    gates[: case.chosen + 1, 0] = 1
+    got, *_ = run(case, x, gates, weights)
+    assert_same_bits(got[1:], want[1:], f"{case}: rows beside one with too many experts")
+    gates[:] = 1
+    run(case, x, gates, weights)
+
+
+@pytest.mark.simulator
+def test_too_many_choices_small():
+    check_too_many_choices(Case(3, 4, 2, 8, 8), "f32", 0)
+    check_too_many_choices(Case(2, 4, 2, 8, 8), "f32", 0)  # a thread for each gate
+
+
+@pytest.mark.gpu
+def test_too_many_choices_large():
+    check_too_many_choices(Case(65, 64, 3, 64, 32), "f32", 0)
+    check_too_many_choices(Case(512, 384, 8, 64, 32), "bf16", 0)
+
+
+@pytest.mark.skipif(SIMULATED, reason="the simulator's blocks are small")
+def test_blocks_spread_over_multiprocessors():
+    """Tiles of 128 warps, as 1024 columns of gate and up are: fewer warps a block where each finds a multiprocessor."""
+    wanted = {
+        (6, 2): 6,
+        (6, 1): 6,
+        (4, 2): 4,
+        (8, 2): BLOCK_WARPS,
+        (12, 1): BLOCK_WARPS,
+        (6, 8): BLOCK_WARPS,
+        (6, 4): 8,
+    }
+    assert {(tiles, unit): block_warps("plain", 128, tiles, unit) for tiles, unit in wanted} == wanted
+    assert block_warps("staged", 128, 6, 2) == BLOCK_WARPS

@@ -7,12 +7,10 @@ from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
 
 from ddtree.reference import linear as twin
 from kernels_numba import linear, linear_mma
-from kernels_numba.checks import LaunchError
-from kernels_numba.primitives import SIMULATED, WARP
+from kernels_numba.primitives import WARP
 from kernels_numba.primitives_dot import chunk_of
-from kernels_numba.primitives_lanes import WARPS
 from kernels_numba.primitives_tensor import COLUMNS, FEWEST_WARPS, MOST_WARPS, MULTIPLE, tensor_split_bits
-from kernels_numba.primitives_tensor_stage import FEW_ROWS, TILES, most_warps
+from kernels_numba.primitives_tensor_stage import TILES, most_warps
 
 DTYPES = ("f32", "bf16")
 # A step of 16 products on tensor cores may cut each of its 17 summands off at 2**-24 of the largest: 9 x 2**-23.
@@ -249,130 +247,3 @@ def test_tiles_give_the_same_bits_small(m, k, n, monkeypatch):
 )
 def test_tiles_give_the_same_bits_large(m, k, n, monkeypatch):
     check_tiles_give_the_same_bits(m, k, n, (FEWEST_WARPS, 9, MOST_WARPS), monkeypatch, drawn())
-
-
-def check_infinities_stay_in_their_rows(m, k, n, dtype):
-    """-inf and NaN in two rows of ones, under weights that no sum cancels."""
-    x, weight = np.ones((m, k), np.float32), np.ones((n, k), np.float32)
-    x[1, k - 1], x[2, 0] = -np.inf, np.nan
-    got = run(linear.linear, x, weight if dtype == "f32" else bf16_bits(weight), (m, n))
-    want = np.full((m, n), float(k))
-    want[1], want[2] = -np.inf, np.nan
-    assert_close(got, want, 0, f"-inf and NaN, {dtype}")
-
-
-@pytest.mark.simulator
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_infinities_small(dtype):
-    check_infinities_stay_in_their_rows(4, 9, 3, dtype)
-    check_infinities_stay_in_their_rows(3, 16, 2, dtype)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_infinities_large(dtype):
-    check_infinities_stay_in_their_rows(9, 2048, 65, dtype)
-    check_infinities_stay_in_their_rows(65, 1001, 33, dtype)
-
-
-def check_bf16_rounds_to_even(k):
-    """Inputs between two bf16 go to the even one; the sum is not rounded."""
-    inputs = np.array(
-        [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -(1 + 2**-8), 2**-133 * 1.5, 3.4e38], np.float32
-    )
-    x = np.zeros((len(inputs), k), np.float32)
-    x[:, k // 2] = inputs
-    got = run(linear.linear, x, bf16_bits(np.ones((2, k), np.float32)), (len(inputs), 2))
-    want = np.array([1, 1 + 2**-6, 1 + 2**-7, -1, 2**-132, np.inf])
-    want[5] = float(bf16_values(bf16_bits(inputs[5:]))[0])
-    assert_same_bits(got, np.repeat(want.astype(np.float32)[:, None], 2, axis=1), f"rounded inputs, K {k}")
-
-
-@pytest.mark.simulator
-@pytest.mark.parametrize("k", [1, 8])
-def test_bf16_rounds_to_even_small(k):
-    check_bf16_rounds_to_even(k)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("k", [1, 8, 1000, 1001])
-def test_bf16_rounds_to_even_large(k):
-    check_bf16_rounds_to_even(k)
-
-
-@pytest.mark.parametrize(
-    ("x", "weight", "out", "message"),
-    [
-        (
-            np.zeros((2, 8)),
-            np.zeros((3, 8), np.float32),
-            np.zeros((2, 3), np.float32),
-            "linear: x: expected dtype float32",
-        ),
-        (
-            np.zeros((2, 8), "f4"),
-            np.zeros((3, 7), "f4"),
-            np.zeros((2, 3), "f4"),
-            "linear: weight: expected shape",
-        ),
-        (
-            np.zeros((2, 8), "f4"),
-            np.zeros((3, 8), "i2"),
-            np.zeros((2, 3), "f4"),
-            "linear: weight: expected dtype",
-        ),
-        (
-            np.zeros((2, 8), "f4"),
-            np.zeros((3, 8), "u2"),
-            np.zeros((2, 4), "f4"),
-            "linear: out: expected shape",
-        ),
-        (
-            np.zeros((8, 2), "f4").T,
-            np.zeros((3, 8), "u2"),
-            np.zeros((2, 3), "f4"),
-            "linear: x: expected a C-contiguous",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit(x, weight, out, message):
-    with pytest.raises(LaunchError, match=message):
-        linear.linear(x, weight, out)
-
-
-def test_heads_that_do_not_fit():
-    with pytest.raises(LaunchError, match="head_linear: weight: expected shape"):
-        linear.head_linear(np.zeros((2, 3, 8), "f4"), np.zeros((2, 5, 8), "f4"), np.zeros((2, 3, 5), "f4"))
-
-
-def test_the_split_depends_on_the_weight_alone():
-    """Few columns and a long K use all warps of a block, many columns or a short K one."""
-    assert linear.split_bits_of(576, 7168) == WARPS.bit_length() - 1
-    assert linear.split_bits_of(18432, 7168) == linear.split_bits_of(256, 256) == 0
-
-
-@pytest.mark.skipif(SIMULATED, reason="the simulator's blocks are small")
-def test_the_split_of_bf16_weights():
-    shapes = {
-        (18432, 7168): 0,
-        (7168, 18432): 0,
-        (2112, 7168): 3,
-        (768, 2048): 3,
-        (3072, 768): 3,
-        (33, 96): 0,
-    }
-    assert {shape: tensor_split_bits(-(-shape[0] // 16), shape[1]) for shape in shapes} == shapes
-
-
-def test_a_tiling_covers_everything_once():
-    for m in (1, 4, 5, 8, 9, 33, 64, 65, 1024):
-        for heads, width, length in ((1, 18432, 7168), (1, 100, 64), (16, 512, 128), (1, 576, 2048)):
-            bits = tensor_split_bits(heads * -(-width // COLUMNS), length)
-            tiling = linear_mma.tiling_of(m, heads, width, length, bits)
-            assert (tiling.kind, tiling.rows) in TILES
-            assert linear_mma.threads_of(tiling, bits) <= 32 * most_warps(tiling.kind)
-            assert tiling.kind in (
-                ("plain", "shares") if bits else ("plain",) if m <= FEW_ROWS else ("staged",)
-            )
-            across = tiling.groups * COLUMNS
-            assert tiling.grid == (-(-m // tiling.rows), -(-width // across), heads)
