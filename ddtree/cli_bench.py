@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ddtree import bench_decode, bench_layers
+from ddtree import bench_decode, bench_draft, bench_layers
 from ddtree.bench import failures, format_kernel_table, run_kernel_bench
 from ddtree.bench_random import open_random
 from ddtree.cli_options import (
@@ -149,6 +149,32 @@ def bench_decode_command(
         open_engine, chosen, budgets, samplings, configs[0], equality, LateBar("bench decode", "decode").step
     )
     _finish(document, bench_decode.format_decode_table, as_json, bench_decode.passed(document))
+
+
+@bench_group.command("draft")
+@click.option(
+    "--config",
+    required=True,
+    help="A name in data/configs, or a config.json with its -drafter.json beside it.",
+)
+@click.option(
+    "--context",
+    "contexts",
+    multiple=True,
+    type=click.IntRange(min=1),
+    default=(128, 8192),
+    show_default=True,
+    help="Positions the drafter has learned; may be repeated.",
+)
+@click.option("--dtype", type=click.Choice(("f32", "bf16")), default="bf16", show_default=True)
+@json_option
+def bench_draft_command(config: str, contexts: tuple[int, ...], dtype: str, as_json: bool) -> None:
+    """Time a drafter of random weights on the GPU: a pass over its block, and learning what a round commits."""
+    bundle = open_random(config)
+    document = bench_draft.run_draft_bench(
+        bundle, contexts, dtype, progress=LateBar("bench draft", "context").step
+    )
+    _finish(document, bench_draft.format_draft_table, as_json, True)
 
 
 def _refuse_large(bundle: Any, options: dict[str, Any]) -> None:

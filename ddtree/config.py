@@ -189,7 +189,7 @@ class DrafterConfig:
             mask_token_id=dflash.integer("mask_token_id", minimum=0),
             target_layer_ids=dflash.integers("target_layer_ids"),
             context_window=dflash.integer("context_window", None),
-            rope=RopeConfig.from_hf(hf, where),
+            rope=RopeConfig.from_hf(hf, where, with_mscale=False),
         )
         if config.num_attention_heads % config.num_key_value_heads or config.head_dim % 2:
             raise ConfigError(f"{where}: num_key_value_heads must divide the heads and head_dim must be even")

@@ -28,8 +28,12 @@ class RopeConfig:
     softmax_mscale: float = 1.0
 
     @classmethod
-    def from_hf(cls, hf: dict[str, Any], where: str) -> RopeConfig:
-        """Read `rope_theta` + `rope_scaling`, or `rope_parameters`, of a Hugging Face config."""
+    def from_hf(cls, hf: dict[str, Any], where: str, with_mscale: bool = True) -> RopeConfig:
+        """Read `rope_theta` + `rope_scaling`, or `rope_parameters`, of a Hugging Face config.
+
+        Without `with_mscale` YaRN's mscale fields are passed over, as Qwen3 layers were trained: the amplitude is then
+        attention_factor, or 0.1 ln(factor) + 1.
+        """
         name = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
         scaling = hf.get(name) or {}
         read = FieldReader(scaling, f"{where}: {name}")
@@ -46,6 +50,8 @@ class RopeConfig:
         if min(mscale or 0, mscale_all or 0) < 0:
             raise ConfigError(f"{where}: {name}: mscale and mscale_all_dim: expected numbers >= 0")
         amplitude = _mscale(factor, 1.0)
+        if not with_mscale:
+            mscale = mscale_all = None
         if mscale and mscale_all:
             amplitude = _mscale(factor, mscale) / _mscale(factor, mscale_all)
         return cls(
