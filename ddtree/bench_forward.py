@@ -22,6 +22,7 @@ DEPTH = 15  # of the trees that are verified: the horizon of a drafter of block 
 NODES = 24  # launches of one operation in a graph
 SECONDS = 0.05  # that it is replayed
 STAMPED = 9  # replays whose stamps are read
+UNIT_AMPLITUDE = 3**0.5  # of even random numbers whose standard deviation is 1
 
 
 def verify_tree(token_ids: Sequence[int], rows: int, vocab: int) -> DraftTree:
@@ -48,6 +49,16 @@ def commit(engine: Engine, token_ids: Sequence[int]) -> None:
         chunk = np.asarray(token_ids[start : start + engine.prefill_chunk], np.int32)
         engine.model.forward(placed(engine, chain_batch(chunk, engine.context_len)), engine.cache)
         engine.cache.context_len += len(chunk)
+
+
+def random_context(engine: Engine, context_len: int) -> None:
+    """Make random rows the engine's whole context: what a long prompt would leave, without the time it takes."""
+    from kernels_numba import fill
+
+    engine.reset(drafting=False)
+    for index, array in enumerate((engine.cache.latent, engine.cache.rope)):
+        fill.fill(array, 0, index, UNIT_AMPLITUDE, engine.ops.stream)
+    engine.cache.context_len = context_len
 
 
 def tree_forward(engine: Engine, tree: DraftTree) -> ForwardBatch:

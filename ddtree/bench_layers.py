@@ -13,7 +13,7 @@ import numpy as np
 
 from ddtree.bench import document_head
 from ddtree.bench_equality import host_copy
-from ddtree.bench_forward import ForwardTimes, commit, tree_forward, verify_tree
+from ddtree.bench_forward import ForwardTimes, commit, random_context, tree_forward, verify_tree
 from ddtree.checkpoint_names import expected_tensors
 from ddtree.config import ModelConfig
 from ddtree.engine import Engine
@@ -32,9 +32,14 @@ def num_parameters(config: ModelConfig) -> int:
     return sum(int(np.prod(shape)) for shape in expected_tensors(config).values())
 
 
+def has_tokenizer(bundle: Any) -> bool:
+    """Whether the bundle turns text into tokens; a model of random weights does not."""
+    return getattr(bundle, "tokenizer", None) is not None
+
+
 def tokens_for(bundle: Any, count: int) -> list[int]:
     """That many token ids out of the shipped prompts, or random ones where the bundle has no tokenizer."""
-    if getattr(bundle, "tokenizer", None) is None:
+    if not has_tokenizer(bundle):
         return np.random.default_rng(count).integers(0, bundle.config.vocab_size, count).tolist()
     found: list[int] = []
     prompts = load_prompts()
@@ -109,30 +114,37 @@ def mode_of(engine: Engine) -> dict[str, Any]:
 def time_forward(
     engine: Engine, tokens: Sequence[int], context: int, rows: int, copy_gb_s: float
 ) -> dict[str, Any]:
-    """The forward of `rows` rows on that context: whole, by layer, by operation."""
-    commit(engine, tokens[:context])
+    """The forward of `rows` rows after that many tokens: whole, by layer, by operation.
+
+    A model without a tokenizer, of random weights, gets random rows for its context.
+    """
+    if has_tokenizer(engine.bundle):
+        commit(engine, tokens[:context])
+    else:
+        random_context(engine, context)
     forward = ForwardTimes(engine, verify_tree(tokens[context:], rows, engine.config.vocab_size), copy_gb_s)
     record = mode_of(engine) | {"rows": rows, "context_len": context} | {"forward": forward.whole()}
     return record | {"layers": forward.by_layer(), "operations": forward.by_operation()}
 
 
 def run_layer_bench(
-    engine: Engine, rows: Sequence[int], context: int, progress: Any = lambda total: None
+    engine: Engine, rows: Sequence[int], contexts: Sequence[int], progress: Any = lambda total: None
 ) -> dict[str, Any]:
     """The document that --json prints: `parity` (None where the model is too large for it) and `times` (None without
-    a GPU and graphs), a record for each number of rows; `progress(total)` is called after each.
+    a GPU and graphs), a record for each context and number of rows; `progress(total)` is called after each.
     """
     small = num_parameters(engine.config) <= MOST_PARAMETERS
     timed = engine.runner is not None and engine.runner.graphs
-    tokens = tokens_for(engine.bundle, context + MORE_POSITIONS)
-    total = len(rows) * (small + timed)
+    cases = [(context, count) for context in contexts for count in rows]
+    tokens = tokens_for(engine.bundle, max(contexts) + MORE_POSITIONS)
+    total = len(cases) * (small + timed)
     document = document_head("ddtree layer bench", engine) | {"parity": None, "times": None}
     if small:
         reference = Engine(
             engine.bundle, dtype="f64", max_budget=max(engine.max_budget, 1), max_context=engine.max_context
         )
         document["parity"] = []
-        for count in rows:
+        for context, count in cases:
             document["parity"].append(parity(engine, reference, tokens, context, count))
             progress(total)
     if timed:
@@ -140,7 +152,7 @@ def run_layer_bench(
 
         ceilings = measure_ceilings(engine.runner.stream)
         document |= {"ceilings": ceilings, "times": []}
-        for count in rows:
+        for context, count in cases:
             document["times"].append(time_forward(engine, tokens, context, count, ceilings["copy_gb_s"]))
             progress(total)
     return document

@@ -68,17 +68,24 @@ def bench_kernels_command(only: str | None, quick: bool, as_json: bool) -> None:
 )
 @click.option(
     "--context",
+    "contexts",
+    multiple=True,
     type=click.IntRange(min=1),
-    default=128,
+    default=(128,),
     show_default=True,
-    help="Committed positions before it.",
+    help="Committed positions before it; may be repeated.",
 )
 @click.option("--layers", type=int, help="With --config: the first layers only.")
 @config_option
 @model_options
 @json_option
 def bench_layers_command(
-    rows: tuple[int, ...], context: int, layers: int | None, config: str | None, as_json: bool, **options: Any
+    rows: tuple[int, ...],
+    contexts: tuple[int, ...],
+    layers: int | None,
+    config: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Hold every step of a forward to NumPy in f64; time the forward, its layers and its operations on the GPU.
 
@@ -88,11 +95,11 @@ def bench_layers_command(
         raise UsageError("layers: only a model of random weights (--config) can be cut")
     bundle = open_random(config, layers) if config else bundle_of(options)
     _refuse_large(bundle, options)
-    longest = context + bench_layers.MORE_POSITIONS
+    longest = max(contexts) + bench_layers.MORE_POSITIONS
     engine = engine_of(bundle, max(rows) - 1, options | {"max_context": longest})
     say(describe_backend(engine))
     bar = LateBar("bench layers", "forward")
-    document = bench_layers.run_layer_bench(engine, rows, context, bar.step)
+    document = bench_layers.run_layer_bench(engine, rows, contexts, bar.step)
     _finish(document, bench_layers.format_layer_table, as_json, bench_layers.passed(document))
 
 

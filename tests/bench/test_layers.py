@@ -11,7 +11,7 @@ from support import tiny, trained
 
 from ddtree import bench_forward, bench_kernels, bench_layers
 from ddtree.bench_calls import cost_of, label_of, record_forward, size_of, weight_names
-from ddtree.bench_forward import commit, tree_forward, verify_tree
+from ddtree.bench_forward import commit, random_context, tree_forward, verify_tree
 from ddtree.bench_layers import parity, run_layer_bench, tokens_for
 from ddtree.bundle import open_bundle
 from ddtree.engine import Engine
@@ -23,7 +23,7 @@ def engine():
 
 
 def test_f32_is_f64_within_its_bound(engine):
-    document = run_layer_bench(engine, (1, 16), 70)
+    document = run_layer_bench(engine, (1, 16), (70,))
     assert bench_layers.passed(document) and document["times"] is None
     for record in document["parity"]:
         assert record["worst_layer"]["error"] < 1e-5 and record["experts_differing"] == 0
@@ -99,7 +99,7 @@ def test_recorded_calls_are_the_forward(engine):
 
 def test_without_a_q_lora_and_with_yarn():
     engine = Engine(tiny("dsv3_yarn"), max_budget=7, max_context=100)
-    document = run_layer_bench(engine, (8,), 40)
+    document = run_layer_bench(engine, (8,), (40,))
     assert bench_layers.passed(document)
 
 
@@ -128,7 +128,7 @@ def test_parity_fails_for_a_wrong_layer_and_for_nan(dtype):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_on_the_gpu(dtype):
     engine = Engine(trained(), backend="cuda", dtype=dtype, max_budget=63, max_context=200)
-    document = run_layer_bench(engine, (1, 64), 128)
+    document = run_layer_bench(engine, (1, 64), (128,))
     assert not why_no_gpu() and bench_layers.passed(document)
     for record in document["times"]:
         layers = [layer["us"] for layer in record["layers"]]
@@ -202,3 +202,16 @@ def test_times_on_a_pretended_gpu(monkeypatch):
     document = {"parity": None, "times": [record]}
     text = bench_layers.format_layer_table(document)
     assert "experts a layer" in text and "linear q_a" in text and "not computed" in text
+
+
+@pytest.mark.simulator
+def test_a_random_context_fills_every_row_of_the_caches(tmp_path):
+    engine = Engine(
+        open_bundle(write_nano_bundle(tmp_path)), backend="cuda", max_budget=2, max_context=8, prefill_chunk=1
+    )
+    random_context(engine, 5)
+    assert engine.context_len == 5
+    for cache in (engine.cache.latent, engine.cache.rope):
+        values = engine.ops.read(cache)
+        assert np.isfinite(values).all() and len(np.unique(values)) > 0.9 * values.size
+        assert 0.5 < values.std() < 1.5
