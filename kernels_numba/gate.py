@@ -8,11 +8,14 @@ scores of the chosen, divided by their sum (in the order of choice) + 1e-20 when
 A NaN ranks as -inf, so a row of NaNs still chooses experts that exist; its weights are NaN.
 """
 
+import functools
+
 import numpy as np
 from numba import cuda, float32, int32, types, uint32, uint64
 
 from kernels_numba.checks import check, require
 from kernels_numba.primitives import (
+    SIMULATED,
     WARP,
     after_previous,
     device_function,
@@ -26,25 +29,9 @@ from kernels_numba.primitives_select import value_of_key, warp_greatest
 from kernels_numba.registry import KernelSpec
 
 THREADS = WARP
-MAX_EXPERTS = 512
+EACH = (4, 128) if SIMULATED else (2, 4, 8, 16)  # experts a lane
+MAX_EXPERTS = EACH[-1] * WARP
 METHODS = ("noaux_tc", "greedy", "group_limited_greedy")
-
-
-@device_function
-def _softmax(scores, num_experts, lane, scratch):
-    """scores = softmax(scores) over a shared row of num_experts; each lane keeps to its own elements."""
-    most = float32(-np.inf)
-    for expert in range(lane, num_experts, WARP):
-        most = max(most, scores[expert])
-    most = warp_max(most, scratch)
-    total = float32(0)
-    for expert in range(lane, num_experts, WARP):
-        value = exp(scores[expert] - most)
-        scores[expert] = value
-        total += value
-    total = warp_sum(total, scratch)
-    for expert in range(lane, num_experts, WARP):
-        scores[expert] = scores[expert] / total
 
 
 @device_function
@@ -76,55 +63,111 @@ def _rank_groups(keys, num_groups, size, two_best, lane, group_keys):
         group_keys[group] = order_key(strength, group)
 
 
-@cuda.jit
-def gate_kernel(
-    logits, bias, gates, num_experts, num_chosen, num_groups, kept_groups, use_bias, sigmoid, norm, scale
-):
-    """Flat logits [M, E] and gates [E, M], bias [E] if `use_bias`; one block of one warp a row.
+@functools.cache
+def make_gate(each):
+    """The kernel for up to `each` x WARP experts: a lane holds every WARP-th in registers, loaded all at once."""
+    room = each * WARP
 
-    `sigmoid` means noaux_tc's scores and two best of a group; `norm` that weights are divided by their sum.
-    """
-    after_previous()
-    scratch = cuda.shared.array(THREADS, float32)
-    key_scratch = cuda.shared.array(THREADS, uint64)
-    scores = cuda.shared.array(MAX_EXPERTS, float32)
-    keys = cuda.shared.array(MAX_EXPERTS, uint64)
-    group_keys = cuda.shared.array(MAX_EXPERTS, uint64)
-    lane, row, num_rows = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
-    for expert in range(lane, num_experts, WARP):
-        scores[expert] = logits[row * num_experts + expert]
-    if sigmoid:
-        for expert in range(lane, num_experts, WARP):
-            scores[expert] = float32(1) / (float32(1) + exp(-scores[expert]))
-    else:
-        _softmax(scores, num_experts, lane, scratch)
-    for expert in range(lane, num_experts, WARP):
-        ranked = scores[expert]
+    @device_function
+    def softmax(own, num_experts, lane, scratch):
+        """own = softmax over the row's num_experts values."""
+        most = float32(-np.inf)
+        for j in range(each):
+            if lane + j * WARP < num_experts:
+                most = max(most, own[j])
+        most = warp_max(most, scratch)
+        total = float32(0)
+        for j in range(each):
+            if lane + j * WARP < num_experts:
+                own[j] = exp(own[j] - most)
+                total += own[j]
+        total = warp_sum(total, scratch)
+        for j in range(each):
+            own[j] = own[j] / total
+
+    @cuda.jit
+    def gate_kernel(
+        logits,
+        weight,
+        gates,
+        num_experts,
+        num_chosen,
+        num_groups,
+        kept_groups,
+        use_bias,
+        sigmoid,
+        norm,
+        scale,
+    ):
+        """Flat logits [M, E] and gates [E, M], the bias `weight` [E] if `use_bias`; one block of one warp a row.
+
+        `sigmoid` means noaux_tc's scores and two best of a group; `norm` that weights are divided by their sum. The
+        bias is on its way before the launch ahead has ended.
+        """
+        scratch = cuda.shared.array(THREADS, float32)
+        key_scratch = cuda.shared.array(THREADS, uint64)
+        scores = cuda.shared.array(room, float32)
+        keys = cuda.shared.array(room, uint64)
+        group_keys = cuda.shared.array(room, uint64)
+        own, biases = cuda.local.array(each, float32), cuda.local.array(each, float32)
+        left = cuda.local.array(each, uint64)
+        lane, row, num_rows = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
+        last = int32(num_experts - 1)
         if use_bias:
-            ranked += bias[expert]
-        keys[expert] = order_key(ranked, expert)
-    cuda.syncthreads()  # all scores and keys are there
-    if kept_groups < num_groups:
+            for j in range(each):
+                biases[j] = weight[min(int32(lane + j * WARP), last)]
+        after_previous()
+        for j in range(each):
+            own[j] = logits[row * num_experts + min(int32(lane + j * WARP), last)]
+        if sigmoid:
+            for j in range(each):
+                own[j] = float32(1) / (float32(1) + exp(-own[j]))
+        else:
+            softmax(own, num_experts, lane, scratch)
+        for j in range(each):
+            expert = int32(lane + j * WARP)
+            ranked = own[j]
+            if use_bias:
+                ranked += biases[j]
+            if expert < num_experts:
+                scores[expert], keys[expert] = own[j], order_key(ranked, expert)
+        cuda.syncthreads()  # all scores and keys are there
         size = int32(uint32(num_experts) // uint32(num_groups))
-        _rank_groups(keys, num_groups, size, sigmoid, lane, group_keys)
-        for _ in range(kept_groups):
-            _take(group_keys, num_groups, lane, key_scratch)
-        cuda.syncthreads()  # the keys of kept groups are 0
-        for expert in range(lane, num_experts, WARP):
-            if group_keys[uint32(expert) // uint32(size)] != uint64(0):
-                keys[expert] = order_key(float32(-np.inf), expert)
-    total = float32(0)
-    for _ in range(num_chosen):
-        total += scores[_take(keys, num_experts, lane, key_scratch)]
-    total += float32(1e-20)
-    for expert in range(lane, num_experts, WARP):
-        weight = float32(0)
-        if keys[expert] == uint64(0):
-            weight = scores[expert]
-            if norm:
-                weight = weight / total
-            weight = weight * scale
-        gates[expert * num_rows + row] = weight
+        if kept_groups < num_groups:
+            _rank_groups(keys, num_groups, size, sigmoid, lane, group_keys)
+            for _ in range(kept_groups):
+                _take(group_keys, num_groups, lane, key_scratch)
+            cuda.syncthreads()  # the keys of kept groups are 0
+        for j in range(each):
+            expert = int32(lane + j * WARP)
+            left[j] = uint64(0)
+            if expert < num_experts:
+                left[j] = keys[expert]
+                if kept_groups < num_groups and group_keys[uint32(expert) // uint32(size)] != uint64(0):
+                    left[j] = order_key(float32(-np.inf), expert)
+        total = float32(0)
+        for _ in range(num_chosen):
+            best = uint64(0)
+            for j in range(each):
+                best = max(best, left[j])
+            index = index_of_key(warp_greatest(best, key_scratch))
+            for j in range(each):
+                if lane + j * WARP == index:
+                    left[j] = uint64(0)
+            total += scores[index]
+        total += float32(1e-20)
+        for j in range(each):
+            expert = int32(lane + j * WARP)
+            value = float32(0)
+            if left[j] == uint64(0):
+                value = own[j]
+                if norm:
+                    value = value / total
+                value = value * scale
+            if expert < num_experts:
+                gates[expert * num_rows + row] = value
+
+    return gate_kernel
 
 
 def gate(logits, bias, rule, gates, stream=0):
@@ -155,7 +198,8 @@ def gate(logits, bias, rule, gates, stream=0):
     numbers = [np.int32(n) for n in (num_experts, chosen, groups, kept)]
     flags = [np.int32(f) for f in (bias is not None, method == "noaux_tc", bool(rule.norm_topk_prob))]
     flat = logits.reshape(-1)
-    gate_kernel[num_rows, THREADS, stream](
+    kernel = make_gate(next(each for each in EACH if each * WARP >= num_experts))
+    kernel[num_rows, THREADS, stream](
         flat,
         flat if bias is None else bias,
         gates.reshape(-1),
@@ -166,4 +210,7 @@ def gate(logits, bias, rule, gates, stream=0):
 
 
 _FLAT = types.Array(types.float32, 1, "C")
-SPECS = [KernelSpec("gate", gate_kernel, (_FLAT,) * 3 + (types.int32,) * 7 + (types.float32,), THREADS)]
+SPECS = [
+    KernelSpec(f"gate_{each}", make_gate(each), (_FLAT,) * 3 + (types.int32,) * 7 + (types.float32,), THREADS)
+    for each in EACH
+]

@@ -84,21 +84,35 @@ def make_append_latent(bf16, wide):
     reduce = sum_of_squares4 if wide else sum_of_squares
 
     @cuda.jit
-    def append_latent_kernel(kv, norm_weight, eps, cos, sin, depths, context_len, latent_cache, rope_cache):
-        """Block i writes row context_len + i of both caches, or nothing when that is past their last; kv is flat."""
-        after_previous()
+    def append_latent_kernel(kv, weight, eps, cos, sin, depths, context_len, latent_cache, rope_cache):
+        """Block i writes row context_len + i of both caches, or nothing when that is past their last; kv is flat.
+
+        `weight` is the norm's; a thread's first of it is on its way before the launch ahead has ended, and what it
+        turns before the sum is known.
+        """
         scratch = cuda.shared.array(MAX_THREADS, float32)
         partials = cuda.shared.array(WARP, float32)
-        row = cuda.blockIdx.x
-        rank, half = norm_weight.shape[0], cos.shape[1]
+        row, thread, step = cuda.blockIdx.x, int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
+        rank, half = int32(weight.shape[0]), int32(cos.shape[1])
         start = int64(row) * (rank + 2 * half)
-        scale = inverse_rms(reduce(kv, start, rank, scratch, partials), rank, eps)
+        first = weight[min(thread, int32(rank - 1))]
+        after_previous()
         target = context_len[0] + row
+        p = position_of(row, depths, context_len, cos)
+        c = s = x = y = float32(0)
+        if thread < half:
+            c, s = cos[p, thread], sin[p, thread]
+            x, y = kv[start + rank + thread], kv[start + rank + thread + half]
+        scale = inverse_rms(reduce(kv, start, rank, scratch, partials), rank, eps)
         if target >= 0 and target < latent_cache.shape[0]:
-            for i in range(cuda.threadIdx.x, rank, cuda.blockDim.x):
-                latent_cache[target, i] = convert(norm_weight[i] * (kv[start + i] * scale))
-            p = position_of(row, depths, context_len, cos)
-            for i in range(cuda.threadIdx.x, half, cuda.blockDim.x):
+            if thread < rank:
+                latent_cache[target, thread] = convert(first * (kv[start + thread] * scale))
+            for i in range(thread + step, rank, step):
+                latent_cache[target, i] = convert(weight[i] * (kv[start + i] * scale))
+            if thread < half:
+                a, b = turn(x, y, c, s)
+                rope_cache[target, thread], rope_cache[target, thread + half] = convert(a), convert(b)
+            for i in range(thread + step, half, step):
                 key = start + rank + i
                 a, b = turn(kv[key], kv[key + half], cos[p, i], sin[p, i])
                 rope_cache[target, i], rope_cache[target, i + half] = convert(a), convert(b)
