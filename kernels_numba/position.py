@@ -93,10 +93,11 @@ def make_append_latent(bf16, wide):
         scratch = cuda.shared.array(MAX_THREADS, float32)
         partials = cuda.shared.array(WARP, float32)
         row, thread, step = cuda.blockIdx.x, int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
-        rank, half = int32(weight.shape[0]), int32(cos.shape[1])
-        start = int64(row) * (rank + 2 * half)
+        rank = int32(weight.shape[0])
         first = weight[min(thread, int32(rank - 1))]
         after_previous()
+        half = int32(cos.shape[1])
+        start = int64(row) * (rank + 2 * half)
         target = context_len[0] + row
         p = position_of(row, depths, context_len, cos)
         c = s = x = y = float32(0)
