@@ -29,7 +29,7 @@ DPI = 150
 @click.option(
     "--budget", type=int, help="Of a trace: these runs only; default: the largest, for a tree near 16."
 )
-@click.option("--temperature", type=float, help="Of a trace or comparison: these runs only.")
+@click.option("--temperature", type=float, help="Of a trace, comparison or experts: these runs only.")
 @click.option("--prompt", help="tree: the prompt's id.")
 @click.option(
     "--round", "index", type=int, help="tree: the round's index; default: where the tree helped most."
@@ -38,7 +38,7 @@ DPI = 150
 @click.option("--over-ar", is_flag=True, help="budgets: speed as a multiple of ar's.")
 @click.option("--rows", type=int, help="layers: rows of the forward; default: the first measured.")
 @click.option(
-    "--layer", "layers", type=int, multiple=True, help="routing, load: this layer; may be repeated."
+    "--layer", "layers", type=int, multiple=True, help="routing, load, experts: this layer; may be repeated."
 )
 @click.option("--model", help="tree: the bundle whose tokenizer names the tokens; default: the shipped one.")
 @json_option

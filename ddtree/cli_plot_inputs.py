@@ -127,7 +127,7 @@ def read_inputs(paths: Sequence[str], options: dict[str, Any]) -> Inputs:
 
 
 def _document(path: str) -> dict[str, Any] | None:
-    """A JSON document, a bare list of comparison rows as one; None for what its first line shows to be a trace."""
+    """A JSON document, a bare list or JSON Lines of rows as one; None for what its first line shows to be a trace."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -139,10 +139,17 @@ def _document(path: str) -> dict[str, Any] | None:
     if isinstance(first, dict) and first.get("type") == "header":
         return None
     try:
-        document = json.loads(text)
+        document = (
+            _rows_by_line(text) if isinstance(first, dict) and "\n" in text.strip() else json.loads(text)
+        )
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: neither a trace nor a JSON document: {error}") from None
     document = {"rows": document} if isinstance(document, list) else document
     if not isinstance(document, dict):
         raise UsageError(f"{path}: neither a trace nor a JSON document, but a bare {type(document).__name__}")
     return document
+
+
+def _rows_by_line(text: str) -> list[Any]:
+    """The rows of JSON Lines, what `study` writes with --out."""
+    return [json.loads(line) for line in text.splitlines()]

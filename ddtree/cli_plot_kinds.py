@@ -15,6 +15,8 @@ from ddtree.bundle import DEFAULT_MODEL, Bundle, open_bundle
 from ddtree.cli_options import say
 from ddtree.cli_plot_inputs import Inputs, name_of, one_temperature, rounds_of
 from ddtree.errors import UsageError
+from ddtree.study_experts import KIND as SHARING
+from ddtree.study_experts import read_summary, summarise_routing
 from ddtree.study_routing import KIND as ROUTING
 from ddtree.study_routing import routing_layers
 from ddtree.study_tables import (
@@ -141,6 +143,22 @@ def _chosen_layers(inputs: Inputs) -> dict[int, np.ndarray]:
     return {layer: gates for layer, gates in layers.items() if not asked or layer in asked}
 
 
+def _experts(inputs: Inputs) -> Figure:
+    """Rows of `study routing`, or its summaries; of a layer where one is asked for, else over all."""
+    listed = [each["rows"] if isinstance(each.get("rows"), list) else [each] for each in inputs.documents]
+    rows = [row for each in listed for row in each if "touched_full" in row]
+    sharing = summarise_routing(rows) if rows else []
+    for document in inputs.documents:
+        sharing += read_summary(document) if document.get("kind") == SHARING else []
+    asked, temperature = inputs.options["layers"] or (None,), inputs.options["temperature"]
+    kept = [s for s in sharing if s.layer in asked and temperature in (None, s.temperature)]
+    if not kept:
+        raise UsageError(
+            "expected rows of study routing, or its --json, with a layer and temperature as asked for"
+        )
+    return plots.experts_figure(kept, inputs.options["title"])
+
+
 def _roofline(inputs: Inputs) -> Figure:
     return plots.roofline_figure(inputs.document("ddtree kernel bench")[0], inputs.options["title"])
 
@@ -220,8 +238,9 @@ KINDS = {
     "stages": Kind(f"{TRACE}, or {COMPARISON}", _stages),
     "layers": Kind("a document of bench layers --json, from a GPU", _layers),
     "parity": Kind("documents of bench layers --json", _parity),
-    "routing": Kind("a routing document (ddtree.study_routing)", _routing),
-    "load": Kind("a routing document (ddtree.study_routing)", _load),
+    "routing": Kind("a routing document (study routing --gates)", _routing),
+    "load": Kind("a routing document (study routing --gates)", _load),
+    "experts": Kind("rows of study routing --out, or its --json", _experts),
     "roofline": Kind("a document of bench kernels --json", _roofline),
     "calibration": Kind(TRACE, _calibration),
     "siblings": Kind(TABLES, _siblings),

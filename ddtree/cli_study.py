@@ -8,6 +8,7 @@ import click
 
 from ddtree.cli_options import json_option
 from ddtree.cli_study_replay import record_command, replay_command, report_command
+from ddtree.cli_study_routing import routing_command
 from ddtree.errors import UsageError
 from ddtree.shapes import SHAPES
 
@@ -33,3 +34,4 @@ def study_group(context: click.Context, shapes: bool, as_json: bool) -> None:
 study_group.add_command(record_command)
 study_group.add_command(replay_command)
 study_group.add_command(report_command)
+study_group.add_command(routing_command)

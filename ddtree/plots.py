@@ -3,6 +3,7 @@
 from ddtree.plots_acceptance import acceptance_histogram, budget_curves, expected_figure
 from ddtree.plots_cost import cost_figure, stage_bars
 from ddtree.plots_draft import calibration_figure, sibling_figure
+from ddtree.plots_experts import experts_figure
 from ddtree.plots_kernels import roofline_figure
 from ddtree.plots_layers import layer_bars, parity_figure
 from ddtree.plots_routing import load_bars, routing_map
@@ -21,6 +22,7 @@ __all__ = [
     "calibration_figure",
     "cost_figure",
     "expected_figure",
+    "experts_figure",
     "layer_bars",
     "load_bars",
     "parity_figure",

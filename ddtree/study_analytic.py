@@ -6,12 +6,15 @@ On a target with experts the rows of a tree touch more of them than one row does
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ddtree.config import ModelConfig
+from ddtree.checkpoint_names import expected_tensors
+from ddtree.config import DrafterConfig, ModelConfig
 
 F32_BYTES = 4  # norms, router
 
@@ -33,7 +36,7 @@ class Machine:
     flops_per_second: float
 
 
-def expected_experts(routed: int, chosen: int, rows: float) -> float:
+def expected_experts(routed: int, chosen: int, rows: Any) -> Any:
     """Distinct experts that `rows` rows touch, each of which chooses `chosen` of `routed` independently and evenly."""
     return routed * (1 - (1 - chosen / routed) ** rows)
 
@@ -63,7 +66,8 @@ def forward_bytes(
 ) -> float:
     """The least bytes of a forward of `rows` rows after `context_len` positions: weights and cache rows, each once.
 
-    `experts` are the distinct routed experts touched in each MoE layer; `expected_experts` of each by default.
+    `experts` are the distinct routed experts touched in each MoE layer; `expected_experts` of each by default. Of a
+    batch give its sequences' rows and positions together: each sequence has its own cache.
     """
     c, w, of = config, weights or WeightBytes(), layer_parameters(config)
     moe_layers = sum(c.is_moe(layer) for layer in range(c.num_hidden_layers))
@@ -107,3 +111,23 @@ def forward_seconds(
             for n in rows
         ]
     )
+
+
+def drafter_bytes(config: DrafterConfig, context_len: int, sequences: int = 1, item: float = 2.0) -> float:
+    """The least bytes of a draft: its weights and the target's head once, its keys and values of each context."""
+    weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    seen = min(context_len, config.context_window or context_len)
+    keys = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return item * (weights + config.vocab_size * config.hidden_size + sequences * seen * keys)
+
+
+def drafter_seconds(
+    config: DrafterConfig, context_len: int, machine: Machine, sequences: int = 1, item: float = 2.0
+) -> float:
+    """The least seconds of a draft of one block a sequence: bytes, or two FLOPs for each weight that a slot meets."""
+    met = config.vocab_size * config.hidden_size
+    met += sum(math.prod(shape) for shape in expected_tensors(config).values())
+    attended = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    flops = 2 * sequences * config.block_size * (met + attended * (context_len + config.block_size))
+    moved = drafter_bytes(config, context_len, sequences, item)
+    return max(moved / machine.bytes_per_second, flops / machine.flops_per_second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from ddtree.bundle import DATA
 from ddtree.decode import STAGES
 from ddtree.errors import UsageError
 from ddtree.study_rounds import AnyRound, seen_rounds
 
 DRAFTING = ("draft", "build")  # stages that a round without a draft does not have
 
+MEASURED = DATA / "results" / "h200" / "decode.json"  # rounds of the shipped model
 SLACK = 1.15  # of the most rows measured, as far as the curve goes
 
 Point = tuple[float, Mapping[str, float]]  # rows verified, and milliseconds by stage
@@ -41,9 +44,9 @@ class CostCurve:
         for stage, measured in self.stage_ms.items():
             if stage in DRAFTING and drafted.any():
                 alone = np.nan if drafted.all() else measured[0]
-                line = np.where(rows > 1, _line(rows, self.rows[drafted], measured[drafted]), alone)
+                line = np.where(rows > 1, straight_line(rows, self.rows[drafted], measured[drafted]), alone)
             else:
-                line = _line(rows, self.rows, measured)
+                line = straight_line(rows, self.rows, measured)
             found[stage] = np.where(outside, np.nan, line)
         return found
 
@@ -51,8 +54,14 @@ class CostCurve:
         """Milliseconds of a round of that many rows, all stages together."""
         return np.sum(list(self.stages(rows).values()), axis=0)
 
+    def drafted(self, rows: Any) -> np.ndarray:
+        """Milliseconds of a round that drafted, whatever it verifies then: one row alone has its draft to pay, too."""
+        rows = np.asarray(rows, float)
+        stages, paid = self.stages(rows), self.stages(np.maximum(rows, 2))
+        return np.sum([(paid if stage in DRAFTING else stages)[stage] for stage in stages], axis=0)
 
-def _line(rows: np.ndarray, measured: np.ndarray, values: np.ndarray) -> np.ndarray:
+
+def straight_line(rows: np.ndarray, measured: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Straight between measurements, level before the first, and on along the last stretch."""
     slope = np.diff(values)[-1:] / np.diff(measured)[-1:]
     beyond = np.maximum(rows - measured[-1], 0) * (slope[0] if len(slope) else 0.0)
@@ -91,6 +100,38 @@ def point_of_rounds(rounds: Iterable[AnyRound]) -> Point:
         raise UsageError("cost: there is no round after the prefill to take times from")
     rows = float(np.mean([this.tree.num_nodes + 1 for this in seen]))
     return rows, {stage: 1e3 * float(np.mean([s.seconds[stage] for s in seen])) for stage in STAGES}
+
+
+def measured_cost(temperature: float) -> CostCurve:
+    """What rounds of the shipped model cost on the recorded GPU, greedy or sampled."""
+    records = json.loads(MEASURED.read_text("utf-8"))["rows"]
+    fitting = [each["temperature"] for each in records if (each["temperature"] > 0) == (temperature > 0)]
+    return cost_curve(points_of_records(records, fitting[0]))
+
+
+def drafted_curve(rows: Sequence[float], verify_ms: Any, draft_ms: float, other_ms: float = 0.0) -> CostCurve:
+    """The curve of rounds whose verify of `rows` [P], one row first, takes verify_ms f64[P]; a draft costs the same.
+
+    `other_ms` is what building, accepting and compacting take together, booked as build: a round without a draft has
+    none of it.
+    """
+    drafted = np.where(np.asarray(rows) > 1, 1.0, 0.0)
+    stages = dict.fromkeys(STAGES, 0.0 * drafted)
+    stages |= {
+        "draft": draft_ms * drafted,
+        "build": other_ms * drafted,
+        "verify": np.asarray(verify_ms, float),
+    }
+    return CostCurve(np.asarray(rows, float), stages)
+
+
+def speed_of_sizes(sizes: Any, tokens: float, cost: CostCurve) -> float:
+    """Tokens per second of rounds that committed `tokens` together, each costed by its own `sizes` (nodes, no root).
+
+    The cost of a mean size is not the mean cost where the curve bends: a shape whose trees differ in size is told
+    wrong by it. Every round is taken to have drafted. NaN where one lies outside the curve.
+    """
+    return float(1e3 * tokens / np.sum(cost.drafted(np.asarray(sizes, float) + 1)))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 from plots.examples import gates, kernel_document, layer_document, record
+from study.routed import CHOSEN, EXPERTS, routed
 from support import trained
 
 from ddtree.cli_keep import keep_rounds
@@ -11,6 +13,7 @@ from ddtree.compare import compare, plan, report
 from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.engine import Engine
 from ddtree.prompts import load_prompts
+from ddtree.study_experts import routing_summary, summarise_routing
 from ddtree.study_routing import routing_document
 
 
@@ -33,4 +36,10 @@ def recorded(tmp_path_factory):
     }
     for name, document in documents.items():
         (folder / f"{name}.json").write_text(json.dumps(document))
+    rng = np.random.default_rng(0)
+    rows = routed(lambda: rng.choice(EXPERTS, CHOSEN, replace=False), prompts=2)
+    (folder / "routing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "row.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    summary = routing_summary(summarise_routing(rows), {"prompts": 2})
+    (folder / "routing_summary.json").write_text(json.dumps(summary))
     return folder

@@ -16,7 +16,7 @@ import pytest
 # rooms to its left and of its own group.
 ORDER = (
     ("errors", "versions"),
-    ("fields", "rope", "config", "kdtr", "safetensors_io", "inspect"),
+    ("fields", "rope", "config", "kdtr", "quantised", "safetensors_io", "inspect"),
     ("checkpoint", "weights", "bundle", "prompts"),
     ("kernels_numba", "reference"),
     ("ops",),
@@ -40,7 +40,7 @@ ONLY_FROM = {
 }
 LAUNCHER = "kernels_numba/launcher.py"  # may import cuda.core besides
 KERNELS_MAY_IMPORT = {"numpy", "numba", "llvmlite", *sys.stdlib_module_names}
-REFERENCE_MAY_IMPORT = {"errors"}
+REFERENCE_MAY_IMPORT = {"errors", "quantised"}
 
 MOST_LINES = 300
 # A home, root, work or notebook folder; not a web address, nor a folder of the same name inside another.
@@ -97,7 +97,7 @@ def why_not(path: PurePosixPath, name: str) -> str:
     if ours and RANK[target] > RANK[me]:
         return f"{target} stands to the right of {me}"
     if ours and me == "reference" and target not in REFERENCE_MAY_IMPORT:
-        return "reference stands alone: of ddtree it imports errors and itself"
+        return "reference stands alone: of ddtree it imports errors, quantised and itself"
     if (ours or top == target) and me not in ONLY_FROM.get(target, {me}):
         return f"only {' and '.join(sorted(ONLY_FROM[target]))} may import {target}"
     return ""

@@ -1,0 +1,169 @@
+"""`ddtree study routing`: which experts the rows of draft trees go to, and how many they share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddtree.bundle import Bundle
+from ddtree.cli_options import (
+    LateBar,
+    bundle_of,
+    decode_config,
+    decode_options,
+    describe_backend,
+    engine_of,
+    json_option,
+    model_options,
+    prompts_option,
+    say,
+    temperatures_option,
+)
+from ddtree.errors import UsageError
+from ddtree.lab import text_table
+from ddtree.plots import token_label
+from ddtree.prompts import Prompt, load_prompts
+from ddtree.study_experts import Sharing, routing_summary, summarise_routing
+from ddtree.study_overlap import RELATIONS
+from ddtree.study_routing import routing_document
+from ddtree.study_routing_record import RoutedRound, plan_trees, record_routing
+from ddtree.trace import PACKAGES
+from ddtree.versions import package_version
+
+BUDGETS = (4, 8, 16, 32, 64)
+
+
+@click.command("routing")
+@click.option("--out", help="Write a row for each prompt, tree and MoE layer to this JSON Lines file.")
+@click.option(
+    "--gates",
+    "gates_file",
+    help="Write the gates of the first verify to this file, for plot routing and load.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    default=("best_first", "chain"),
+    show_default=True,
+    help="chain, or a shape that study --shapes lists; may be repeated.",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=BUDGETS,
+    show_default=True,
+    help="May be repeated; a chain has as many nodes as the drafter proposes at most.",
+)
+@prompts_option
+@click.option("--limit", type=click.IntRange(min=1), help="Use the first N prompts only.")
+@temperatures_option
+@decode_options
+@model_options
+@json_option
+def routing_command(
+    out: str | None,
+    gates_file: str | None,
+    shapes: tuple[str, ...],
+    budgets: tuple[int, ...],
+    prompts: str,
+    limit: int | None,
+    temperatures: tuple[float, ...],
+    **options: Any,
+) -> None:
+    """Decode through draft trees and count the experts that each verify's rows touch, and share by kinship.
+
+    --json prints a summary that plot experts draws, too. On cuda add --no-graphs: captured graphs hand out no gates.
+    """
+    from ddtree.study_replay import write_rows  # numba comes with it, which takes a moment
+
+    for path in (out, gates_file):
+        _check_folder(path)
+    chosen = load_prompts(prompts)[:limit]
+    bundle = bundle_of(options)
+    configs = [decode_config(bundle, "tree", max(budgets), each, options) for each in temperatures]
+    engine = engine_of(bundle, max(budgets), options)
+    trees = plan_trees(engine.horizon, shapes, budgets)
+    keep, kept = _first_gates(bundle)
+    bar = LateBar("routing", "decode")
+    rows = record_routing(engine, chosen, trees, configs[0], temperatures, bar.step, keep)
+    sharing = summarise_routing(rows)
+    if out is not None:
+        write_rows(out, rows)
+    if gates_file is not None:
+        Path(gates_file).write_text(json.dumps(kept[0]) + "\n", "utf-8")
+    if options["as_json"]:
+        about = {
+            "versions": {name: package_version(name) for name in PACKAGES},
+            "backend": describe_backend(engine),
+            "model_sha256": bundle.sha256(),
+            "prompts": len(chosen),
+            "max_new_tokens": options["max_new_tokens"],
+            **{name: options[name] for name in ("top_k", "top_p", "seed")},
+        }
+        click.echo(json.dumps(routing_summary(sharing, about)))
+        return
+    say(describe_backend(engine))
+    click.echo(format_sharing(sharing))
+
+
+def _check_folder(path: str | None) -> None:
+    """Refuse before any work what could not be written after it."""
+    if path is not None and (not path or Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise UsageError(f"{path!r}: cannot write there; name a file in a folder that exists")
+
+
+def _first_gates(bundle: Bundle) -> tuple[Callable[[Prompt, RoutedRound], None], list[dict[str, Any]]]:
+    """What keeps the routing document of the first verify it hears of, and the list that it goes into."""
+    kept: list[dict[str, Any]] = []
+
+    def keep(prompt: Prompt, this: RoutedRound) -> None:
+        if not kept:
+            tree = this.round.tree
+            labels = [token_label(bundle.decode([int(token)])) for token in tree.token_ids]
+            about = {"prompt": prompt.id, "round": this.round.index, "parents": tree.parents.tolist()}
+            kept.append(routing_document(this.gates) | {"tokens": labels} | about)
+
+    return keep, kept
+
+
+def format_sharing(sharing: list[Sharing]) -> str:
+    """The means over layers as text, a line a tree."""
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
+
+    mine = [each for each in sharing if each.layer is None]
+    headings = ("temp", "shape", "budget", "rows", "experts", "95%", "even", "by load", "effective rows")
+    lines = [
+        (
+            f"{each.temperature:g}",
+            each.shape,
+            each.budget,
+            *(number(value) for value in (each.rows, each.touched)),
+            f"{each.touched_low:.2f}-{each.touched_high:.2f}",
+            *(number(value) for value in (each.independent, each.by_load, each.effective)),
+        )
+        for each in mine
+    ]
+    pairs = [
+        (f"{each.temperature:g}", each.shape, each.budget, *(number(each.shared[name]) for name in RELATIONS))
+        for each in mine
+    ]
+    k, experts = mine[0].experts_per_token, mine[0].experts
+    return "\n".join(
+        [
+            text_table(headings, lines),
+            f"experts: distinct of {experts} a verify and layer, mean; even: if rows chose {k} evenly, independently;",
+            "by load: independently, by the layers' own loads; effective rows: even ones that touch as many",
+            "",
+            text_table(("temp", "shape", "budget", *RELATIONS), pairs),
+            f"experts that two rows of one verify share, by kinship; independent rows share {k * k / experts:.2f}",
+        ]
+    )

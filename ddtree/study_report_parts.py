@@ -1,0 +1,173 @@
+"""The parts of a report's page on one temperature: figures and tables out of replayed rows. It runs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ddtree.plots_draft import calibration_figure, sibling_figure
+from ddtree.plots_shapes import depth_curves, label_of_shape, shape_curves
+from ddtree.study_cost import CostCurve
+from ddtree.study_draft import SiblingTable, calibration, sibling_table
+from ddtree.study_published import Claim, peak, saturation, siblings, tree_over_chain
+from ddtree.study_recordings import Recording
+from ddtree.study_report_scale import adaptive_lines
+from ddtree.study_report_text import interval, table_of
+from ddtree.study_rerun import recorded_rounds
+from ddtree.study_summary import Summary, best_of
+
+CALIBRATED = 64  # nodes of the trees that the calibration looks at, or as many as the rows have
+DPI = 150
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows and summaries of one temperature, what a round costs there, its name in words, and the figures' suffix."""
+
+    rows: Sequence[Mapping[str, Any]]
+    summaries: Sequence[Summary]
+    cost: CostCurve
+    name: str
+    suffix: str
+
+    @property
+    def deepest(self) -> int:
+        return max(each.depth for each in self.summaries)
+
+    @property
+    def deep(self) -> list[Summary]:
+        """Those of the greatest depth."""
+        return [each for each in self.summaries if each.depth == self.deepest]
+
+    def lines(self, folder: Path, recordings: Sequence[Recording]) -> list[str]:
+        """The part in Markdown; its figures are written into `folder`."""
+        title = f"{self.name}, depth at most {self.deepest}, at the measured cost of a round"
+        curves = shape_curves(self.deep, self.cost, title.capitalize())
+        lines = [*self._figure(folder, "shapes", curves, title), *self._best(), ""]
+        lines += [*self._equal_budget(), "", *self._depths(folder)]
+        table = None
+        if recordings:
+            rounds = list(recorded_rounds(recordings, "chain", recordings[0].horizon))
+            table = sibling_table(rounds)
+            lines += [*adaptive_lines(recordings, self.cost), *self._drafter(folder, table, recordings)]
+        return [*lines, *self._published(table), ""]
+
+    def _figure(self, folder: Path, stem: str, figure: Figure, title: str) -> list[str]:
+        name = f"{stem}_{self.suffix}.png"
+        figure.savefig(folder / name, dpi=DPI)
+        return [f"![{title}]({name})", ""]
+
+    def _best(self) -> list[str]:
+        """Each shape at its own best budget, and whether a draft pays."""
+        alone, best = float(1e3 / self.cost(1)), best_of(self.deep, self.cost)
+        measured = ", ".join(f"{rows:.3g}" for rows in self.cost.rows)
+        lines = [
+            f"A round's cost was measured at {measured} rows (means); between them it is a straight line, "
+            "which is a guess. Each shape at its own best budget (the oracle knows the future: an upper bound):",
+            "",
+        ]
+        cells = []
+        for shape, (each, speed) in sorted(best.items(), key=lambda item: -item[1][1]):
+            outside = "-" if each.outside_loops is None else f"{each.outside_loops:.2f}"
+            accepted = interval(each.acceptance, each.low, each.high)
+            found = label_of_shape(shape), each.budget, f"{each.nodes:.1f}", accepted, outside, f"{speed:.0f}"
+            cells.append((*found, f"{speed / alone:.2f}"))
+        headings = ("shape", "budget", "nodes", "tokens a round", "outside loops", "tokens/s")
+        lines += table_of((*headings, "over autoregressive"), cells)
+        real = {shape: found for shape, found in best.items() if shape != "oracle"}
+        if real:
+            winner = max(real, key=lambda shape: real[shape][1])
+            each, speed = real[winner]
+            low, high = (speed / alone * end / each.acceptance for end in (each.low, each.high))
+            verdict = (
+                "pays" if low > 1 else "does not pay" if high < 1 else "neither pays nor fails to, surely"
+            )
+            said = f"{winner} {speed:.0f} tokens/s, alone {alone:.0f}; times {interval(speed / alone, low, high)}"
+            lines += ["", f"Here a draft {verdict}: {said}."]
+        return lines
+
+    def _equal_budget(self) -> list[str]:
+        """Chain and best-first tree side by side at each budget; nothing without both."""
+        at = {(each.shape, each.budget): each for each in self.deep}
+        cells = []
+        for budget in sorted({each.budget for each in self.deep}):
+            chain, tree = at.get(("chain", budget)), at.get(("best_first", budget))
+            if chain and tree:
+                speeds = chain.speed(self.cost), tree.speed(self.cost)
+                cells.append(
+                    (
+                        budget,
+                        *(f"{each.nodes:.1f}" for each in (chain, tree)),
+                        *(interval(each.acceptance, each.low, each.high) for each in (chain, tree)),
+                        *(f"{speed:.0f}" for speed in speeds),
+                        f"{speeds[1] / speeds[0]:.2f}",
+                    )
+                )
+        headings = ("budget", "chain nodes", "tree nodes", "chain tokens a round", "tree tokens a round")
+        headings += ("chain tokens/s", "tree tokens/s", "tree over chain")
+        return (
+            ["At equal budget, the nodes really verified beside it:", "", *table_of(headings, cells)]
+            if cells
+            else []
+        )
+
+    def _depths(self, folder: Path) -> list[str]:
+        """Acceptance and speed by depth at the largest budget, where the rows hold several depths."""
+        most = max(each.budget for each in self.summaries)
+        mine = [each for each in self.summaries if each.budget == most]
+        if len({each.depth for each in mine}) < 2:
+            return []
+        title = f"{self.name}, budget {most}, by depth"
+        return self._figure(folder, "depths", depth_curves(mine, self.cost, title.capitalize()), title)
+
+    def _drafter(self, folder: Path, table: SiblingTable, recordings: Sequence[Recording]) -> list[str]:
+        """Siblings and calibration."""
+        budget = min(max(each.budget for each in self.summaries), CALIBRATED)
+        bins = calibration(recorded_rounds(recordings, "best_first", budget))
+        said = f"{int(table.reached[0])} chain rounds, {table.first_misses} first misses"
+        lines = [f"The drafter's table at the roots of {said}, and what followed a hit of each rank:", ""]
+        lines += [*_siblings_table(table), ""]
+        lines += self._figure(
+            folder, "siblings", sibling_figure(table, f"Siblings, {self.name}: {said}"), "siblings"
+        )
+        title = f"Calibration, {self.name}, best_first trees of {budget} nodes"
+        return lines + self._figure(folder, "calibration", calibration_figure(bins, title), title)
+
+    def _published(self, table: SiblingTable | None) -> list[str]:
+        """Published statements beside what we measure."""
+        deep = [row for row in self.rows if row["depth"] == self.deepest]
+        found: list[Claim | None] = [
+            saturation(deep, self.deepest),
+            peak(deep, self.cost),
+            tree_over_chain(deep, self.cost, self.deepest),
+            siblings(table) if table is not None else None,
+        ]
+        cells = [(each.statement, each.published, each.measured, each.holds) for each in found if each]
+        if not cells:
+            return []
+        return [
+            "What was published, and what we measure:",
+            "",
+            *table_of(("statement", "published", "here", "holds"), cells),
+        ]
+
+
+def _siblings_table(table: SiblingTable) -> list[str]:
+    shares, goes_on = table.share_of_misses(), table.continuation()
+    cells = []
+    for rank, (hits, share, child) in enumerate(zip(table.hits.sum(0), shares, goes_on, strict=True)):
+        of_misses = "the spine" if rank == 0 else f"{100 * share:.1f}%"
+        cells.append((rank, int(hits), of_misses, "-" if child != child else f"{100 * child:.1f}%"))
+    cells.append(
+        (
+            "later, or not in the table",
+            int(table.beyond.sum()),
+            f"{100 * table.beyond.sum() / max(table.first_misses, 1):.1f}%",
+            "-",
+        )
+    )
+    return table_of(("rank", "hits", "of first misses", "top-1 one deeper right"), cells)

@@ -1,0 +1,61 @@
+"""The figure of shared experts: what its lines are, and that it can be read."""
+
+import numpy as np
+import pytest
+from plots.layout import assert_readable
+from study.routed import CHOSEN, EXPERTS, routed
+
+from ddtree import plots
+from ddtree.errors import UsageError
+from ddtree.study_analytic import expected_experts
+from ddtree.study_experts import summarise_routing
+
+
+def sharing(draw, **more):
+    return [each for each in summarise_routing(routed(draw, prompts=3, **more)) if each.layer is None]
+
+
+@pytest.fixture(scope="module")
+def mine():
+    """Trees whose rows all choose the same experts but for the chain's, which are drawn."""
+    rng = np.random.default_rng(0)
+    chain = sharing(lambda: rng.choice(EXPERTS, CHOSEN, replace=False), shape="chain")
+    return [*sharing(lambda: [0, 1, 2]), *chain]
+
+
+def lines(axes):
+    return {line.get_label(): line for line in axes.lines}
+
+
+def test_it_shows_measured_and_independent_experts(mine):
+    figure = plots.experts_figure(mine)
+    assert_readable(figure)
+    left, right = figure.axes
+    even = lines(left)["independent, even choices"]
+    assert even.get_ydata() == pytest.approx(expected_experts(EXPERTS, CHOSEN, even.get_xdata()))
+    assert lines(left)["best_first, greedy"].get_xydata().tolist() == [[1, 3], [9, 3]]
+    assert lines(right)["best_first, greedy"].get_ydata() == pytest.approx([1, 1])
+    chain = lines(right)["chain, greedy"].get_ydata()
+    assert chain[0] == 1 and 7 < chain[1] < 12
+    bands = [band.get_datalim(right.transData) for band in right.collections]
+    assert len(bands) == 2 and bands[0].height < 0.01 < bands[1].height
+    words = " ".join(
+        [left.get_ylabel(), right.get_xlabel(), left.get_title("left"), figure._suptitle.get_text()]
+    )
+    assert "mean over layers" in words and "root and nodes" in words and "3 prompts" in words
+
+
+def test_layers_and_temperatures_are_series():
+    found = summarise_routing(routed(lambda: [0, 1, 2], prompts=2, layers=8))
+    figure = plots.experts_figure(found[:-1])
+    assert_readable(figure)
+    names = set(lines(figure.axes[0]))
+    assert {f"best_first, greedy, layer {n}" for n in range(3, 11)} <= names
+    with pytest.raises(UsageError, match="no row of study routing"):
+        plots.experts_figure([])
+
+
+def test_saturated_trees_have_no_effective_rows():
+    figure = plots.experts_figure(sharing(lambda: list(range(EXPERTS))))
+    assert_readable(figure)
+    assert lines(figure.axes[1])["best_first, greedy"].get_xydata().tolist() == [[1, 1]]

@@ -1,0 +1,121 @@
+"""Effective rows and summaries of routing: by hand, and of rows whose sharing is known."""
+
+import json
+
+import numpy as np
+import pytest
+from study.routed import CHOSEN, EXPERTS, routed
+
+from ddtree.errors import UsageError
+from ddtree.study_analytic import expected_experts
+from ddtree.study_experts import (
+    effective_curve,
+    effective_rows,
+    read_summary,
+    routing_summary,
+    summarise_routing,
+)
+
+
+def test_effective_rows_undo_the_expectation():
+    rows = np.array([1.0, 2.0, 7.5, 30.0])
+    for of in ((384, 8), (16, 4), (64, 6)):
+        assert effective_rows(*of, expected_experts(*of, rows)) == pytest.approx(rows)
+    assert np.isinf(effective_rows(16, 4, 16)) and effective_rows(16, 4, 4) == pytest.approx(1)
+    for chosen in (0, 16):
+        with pytest.raises(UsageError, match="fewer than 16 chosen"):
+            effective_rows(16, chosen, 4)
+
+
+def test_independent_even_rows_count_one_each():
+    rng = np.random.default_rng(0)
+    found = summarise_routing(routed(lambda: rng.choice(EXPERTS, CHOSEN, replace=False)))
+    assert [each.layer for each in found] == [3, 4, None]
+    for each in found:
+        assert (each.prompts, each.rounds, each.rows) == (40, 400, 9)
+        assert each.touched == pytest.approx(each.independent, rel=0.01)
+        assert each.by_load == pytest.approx(each.independent, rel=0.01)
+        assert each.effective_low < each.effective < each.effective_high
+        assert each.effective == pytest.approx(9, rel=0.04)
+        for name in ("parent_child", "ancestor", "siblings", "cousins", "unrelated"):
+            assert each.shared[name] == pytest.approx(CHOSEN**2 / EXPERTS, rel=0.15)
+        assert each.shared["cousins_same_token"] is None
+        assert each.touched_outside_loops == pytest.approx(each.touched, rel=0.02)
+    assert found[2].touched == pytest.approx((found[0].touched + found[1].touched) / 2)
+    assert found[2].touched_high - found[2].touched_low < found[0].touched_high - found[0].touched_low
+
+
+def test_uneven_load_is_told_from_kinship():
+    """Rows apart from one another that prefer few experts: the load explains all that they share."""
+    rng = np.random.default_rng(1)
+    weight = np.arange(1, EXPERTS + 1.0) ** 2
+    found = summarise_routing(
+        routed(lambda: rng.choice(EXPERTS, CHOSEN, replace=False, p=weight / weight.sum()))
+    )[-1]
+    assert found.touched < 0.93 * found.independent
+    assert found.by_load == pytest.approx(found.touched, rel=0.02)
+
+
+def test_a_prompts_own_load_is_told_from_all():
+    """Each prompt has four experts of its own, which its rows choose from: only its own load explains it."""
+    rng, state = np.random.default_rng(2), {"calls": 0}
+
+    def draw():
+        prompt = state["calls"] // (10 * 2 * 9)
+        state["calls"] += 1
+        return rng.choice(np.arange(4) + 4 * (prompt % 8), CHOSEN, replace=False)
+
+    found = summarise_routing(routed(draw))[-1]
+    assert found.touched < 4.001 and found.by_load > 15
+    assert found.by_prompt_load == pytest.approx(found.touched, rel=0.02)
+    assert found.effective < 1.4
+
+
+def test_rounds_weigh_alike_and_prompts_are_drawn():
+    rows = routed(lambda: [0, 1, 2], prompts=1, layers=1) + routed(
+        lambda: [5, 6, 7], prompts=1, layers=1, rounds=30
+    )
+    rows[1] |= {"prompt": "other", "touched_full": 7.0}
+    found = summarise_routing(rows)[0]
+    assert found.touched == pytest.approx((3 * 10 + 7 * 30) / 40)
+    assert (found.touched_low, found.touched_high) == (3, 7), "one prompt drawn twice"
+
+
+def test_cut_rounds_count_for_nothing_but_means():
+    """Where rows touch nearly all experts, a tenth of small rounds would make 60 independent rows look like 20."""
+    rng = np.random.default_rng(4)
+    rows = routed(lambda: rng.choice(EXPERTS, CHOSEN, replace=False), cut=5)
+    assert (
+        rows[0]["rounds"] == 15 and rows[0]["rounds_full"] == 10 and rows[0]["rows"] == pytest.approx(95 / 15)
+    )
+    assert rows[0]["touched"] < rows[0]["touched_full"] and rows[0]["rounds_full_outside_loops"] == 5
+    found = summarise_routing(rows)[-1]
+    assert found.rounds == 400 and found.effective == pytest.approx(9, rel=0.04)
+    with pytest.raises(UsageError, match="with full rounds; found none"):
+        summarise_routing(routed(lambda: [0, 1, 2], prompts=2, rounds=0, cut=3))
+
+
+def test_a_summary_is_read_back_and_carried_over():
+    rng = np.random.default_rng(3)
+    rows = routed(lambda: rng.choice(EXPERTS, CHOSEN, replace=False))
+    sharing = summarise_routing(rows)
+    document = json.loads(json.dumps(routing_summary(sharing, {"model_sha256": {}}), allow_nan=False))
+    assert read_summary(document) == sharing
+    curve = effective_curve(sharing, "best_first", 0.0)
+    assert curve(1) == 1 and curve(9) == sharing[-1].effective and np.isnan(curve(10))
+    assert curve(5) == pytest.approx((1 + sharing[-1].effective) / 2)
+    assert curve.touched(384, 8, 9) == pytest.approx(expected_experts(384, 8, sharing[-1].effective))
+    for shape, temperature in (("chain", 0.0), ("best_first", 0.6)):
+        with pytest.raises(UsageError, match="was not recorded"):
+            effective_curve(sharing, shape, temperature)
+    for wrong in ({}, document | {"kind": "x"}, document | {"sharing": [{}]}):
+        with pytest.raises(UsageError, match="expected a document of kind"):
+            read_summary(wrong)
+    with pytest.raises(UsageError, match="found none"):
+        summarise_routing([])
+
+
+def test_all_experts_touched_have_no_effective_rows():
+    found = summarise_routing(routed(lambda: list(range(EXPERTS))))
+    assert found[-1].effective is None and found[-1].effective_high is None
+    json.dumps(routing_summary(found, {}), allow_nan=False)

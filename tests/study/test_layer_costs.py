@@ -1,0 +1,93 @@
+"""Costs out of layer benches: the fit of the experts, held to forwards and kernels that were timed apart from it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddtree.bundle import DATA
+from ddtree.errors import UsageError
+from ddtree.study_costing import OTHER_MS
+from ddtree.study_layers import fit_experts, layer_costs
+from ddtree.study_models import target_config
+
+H200 = DATA / "results" / "h200"
+
+
+def document(name):
+    return json.loads((H200 / f"{name}.json").read_text("utf-8"))
+
+
+def graph_us(name):
+    (case,) = [case for case in document("kernels")["cases"] if case["name"] == name]
+    return case["graph_us"]
+
+
+@pytest.fixture(scope="module")
+def kimi():
+    return document("layers_kimi-k2.6")
+
+
+def test_the_fit_says_how_far_it_is_off(kimi):
+    fit = fit_experts(kimi)
+    assert (fit.points, fit.most_rows, fit.most_touched) == (16, 65, 158)
+    assert fit.rms < 0.03 and fit.worst < 0.09
+    errors = []
+    for each in kimi["times"]:
+        (us,) = [one["us"] for one in each["operations"] if one["operation"].startswith("experts ")]
+        if each["rows"] <= 65:
+            errors.append(fit(each["forward"]["experts_touched"][0]) / us - 1)
+    assert np.abs(errors).max() == pytest.approx(fit.worst)
+    weights = 3 * 7168 * 2048 * 2
+    assert weights / fit.expert_us / 1e3 == pytest.approx(kimi["ceilings"]["copy_gb_s"], rel=0.1)
+
+
+@pytest.mark.parametrize(("rows", "touched"), [(16, 107), (64, 279)])
+def test_it_foretells_evenly_routed_experts(kimi, rows, touched):
+    """The kernel bench routes at random, far beyond the 158 experts of the fit, without the shared expert."""
+    fit = fit_experts(kimi)
+    name = next(
+        c["name"] for c in document("kernels")["cases"] if c["name"].startswith(f"experts bf16 {rows}x7168")
+    )
+    assert fit(touched) - fit.expert_us == pytest.approx(graph_us(name), rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "context"), [("kimi-k2.6", 2, 128), ("kimi-k2.6", 2, 8192), ("random-4.8b", 12, 128)]
+)
+def test_layers_add_up_to_the_forward_that_was_timed(name, layers, context):
+    """As many layers as the bench ran, at its own experts: the whole forward's time, which the costs do not read."""
+    config = replace(target_config(name), num_hidden_layers=layers)
+    found = document(f"layers_{name}")
+    costs = layer_costs(found, context)
+    mine = [each for each in found["times"] if each["context_len"] == context and each["rows"] <= 65]
+    assert len(mine) == (8 if layers == 2 else 2)
+    for each in mine:
+        rows = each["rows"]
+        ms = costs.verify_ms(config, rows, costs.bench_touched(config, rows))
+        assert ms == pytest.approx(each["forward"]["us"] / 1e3, rel=0.06), rows
+
+
+def test_between_and_beyond(kimi):
+    config, costs = target_config("kimi-k2.6"), layer_costs(kimi, 8192)
+    of = costs.bench_touched(config, [1, 2, 3, 5])
+    assert of[0] == pytest.approx(8) and of[1] < of[2] < of[3] == pytest.approx(35)
+    assert np.isnan(costs.verify_ms(config, 296, 100)) and np.isnan(costs.bench_touched(config, 296))
+    one, more = costs.verify_ms(config, 9, 50), costs.verify_ms(config, 9, 51)
+    assert more - one == pytest.approx(60 * costs.experts.expert_us / 1e3)
+
+
+def test_what_else_a_round_costs_is_what_the_kernels_took():
+    us = graph_us("logits_to_tree f32 15x163840 budget 64")
+    us += graph_us("accept_compact bf16 61 layers 512+64 64 nodes")
+    assert us == pytest.approx(1e3 * OTHER_MS, rel=0.01)
+
+
+def test_what_cannot_be_costed_is_refused(kimi):
+    with pytest.raises(UsageError, match="context 7 was not timed; there is 128, 8192"):
+        layer_costs(kimi, 7)
+    with pytest.raises(UsageError, match="expected a document of kind"):
+        layer_costs({"kind": "ddtree kernel bench"}, 128)
+    with pytest.raises(UsageError, match="two numbers of experts touched"):
+        fit_experts(kimi | {"times": kimi["times"][:1]})

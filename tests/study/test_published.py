@@ -1,0 +1,95 @@
+"""Published statements held to rows made by hand: each answer where the rows say so, none without rows."""
+
+import numpy as np
+import pytest
+
+from ddtree.study_cost import cost_curve
+from ddtree.study_draft import SiblingTable
+from ddtree.study_published import acceptance_ratio, peak, saturation, siblings, tree_over_chain
+
+HORIZON = 15
+STAGES = dict.fromkeys(("draft", "build", "verify", "accept", "compact"), 0.0)
+
+
+def rows_of(shape, budget, rounds, nodes=None):
+    """One row a prompt of 61 tokens; `rounds` by prompt."""
+    return [
+        {
+            "shape": shape, "budget": budget, "depth": HORIZON, "temperature": 0.0, "prompt": str(i), "sequence": i,
+            "tokens": 61, "rounds": count, "nodes": count * (budget if nodes is None else nodes),
+            "rounds_outside_loops": 0, "tokens_outside_loops": 0,
+        }
+        for i, count in enumerate(rounds)
+    ]  # fmt: skip
+
+
+def cost(one, many):
+    """Milliseconds of a round of 1 and of 65 rows, a line between."""
+    return cost_curve([(n, STAGES | {"verify": ms}) for n, ms in ((1.0, one), (65.0, many))])
+
+
+CHAIN = {16: (20, 30), 64: (20, 30)}
+TREE = {4: (24, 34), 16: (18, 28), 64: (14, 22)}
+
+
+@pytest.fixture
+def rows():
+    chain = [row for budget, rounds in CHAIN.items() for row in rows_of("chain", budget, rounds, HORIZON)]
+    return chain + [row for budget, rounds in TREE.items() for row in rows_of("best_first", budget, rounds)]
+
+
+def test_ratios_are_paired_by_prompt():
+    above, below = rows_of("best_first", 16, (10, 40)), rows_of("chain", 16, (20, 80))[::-1]
+    assert acceptance_ratio(above, below) == (2.0, 2.0, 2.0), "each prompt's ratio is 2, so every draw's is"
+    mean, low, high = acceptance_ratio(rows_of("best_first", 16, (10, 40)), rows_of("chain", 16, (20, 40)))
+    assert (low, high) == (1.0, 2.0) and mean == 60 / 50
+
+
+def test_saturation(rows):
+    found = saturation(rows, HORIZON)
+    assert found.holds == "yes" and "tree x 1.278 (1.273 to 1.286), chain x 1.000" in found.measured
+    level = [row | {"rounds": 20, "tokens": 61} if row["shape"] == "best_first" else row for row in rows]
+    assert saturation(level, HORIZON).holds == "no"
+    rising = [row | {"rounds": 10} if (row["shape"], row["budget"]) == ("chain", 64) else row for row in rows]
+    assert saturation(rising, HORIZON).holds == "no"
+    mixed = [
+        row | {"rounds": (14, 40)[row["sequence"]]} if (row["shape"], row["budget"]) == ("best_first", 64) else row
+        for row in rows
+    ]  # fmt: skip
+    assert saturation(mixed, HORIZON).holds == "undecided"
+    assert saturation([row for row in rows if row["budget"] != 64], HORIZON) is None
+
+
+@pytest.mark.parametrize(("many", "best", "holds"), [(1.0, 64, "no"), (1.8, 16, "yes"), (8.0, 4, "no")])
+def test_the_peak(rows, many, best, holds):
+    found = peak(rows, cost(1.0, many))
+    assert found.measured.startswith(f"best at {best}:") and found.holds == holds
+
+
+def test_a_tree_over_a_chain(rows):
+    found = tree_over_chain(rows, cost(1.0, 1.0), HORIZON)
+    assert found.holds == "no" and found.measured.startswith("budget 16: 1.09 times (1.07 to 1.11)")
+    mixed = [
+        row | {"rounds": (18, 33)[row["sequence"]]} if row["shape"] == "best_first" else row for row in rows
+    ]
+    assert tree_over_chain(mixed, cost(1.0, 1.0), HORIZON).holds == "undecided"
+    slower = [row | {"rounds": 2 * row["rounds"]} if row["shape"] == "best_first" else row for row in rows]
+    assert tree_over_chain(slower, cost(1.0, 1.0), HORIZON).holds == "yes"
+    assert tree_over_chain([row for row in rows if row["shape"] == "chain"], cost(1.0, 1.0), HORIZON) is None
+
+
+def table(hits, beyond, followed, right):
+    return SiblingTable(*(np.array([each]) for each in (hits, beyond, followed, right)))
+
+
+def test_siblings():
+    as_published = table((500, 37, 10, 5), 48, (500, 36, 9, 5), (370, 8, 1, 0))
+    found = siblings(as_published)
+    assert found.holds == "yes" and found.measured.startswith(
+        "37% (28 to 47) of 100 first misses; its child 22%"
+    )
+    other = table((500, 370, 10, 5), 48, (500, 360, 9, 5), (370, 80, 1, 0))
+    assert siblings(other).holds == "yes, at another rate"
+    equal = table((500, 37, 10, 5), 48, (500, 36, 9, 5), (370, 27, 1, 0))
+    assert siblings(equal).holds == "no"
+    assert siblings(table((500, 0, 0, 0), 0, (500, 0, 0, 0), (400, 0, 0, 0))) is None

@@ -1,0 +1,199 @@
+"""Verdicts on larger models: by hand, and held to what the same numbers say another way."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddtree.errors import UsageError
+from ddtree.study_analytic import WeightBytes, drafter_bytes, expected_experts, forward_bytes
+from ddtree.study_cost import measured_cost
+from ddtree.study_costing import costings, layers_cost
+from ddtree.study_experts import effective_rows
+from ddtree.study_models import (
+    MACHINE,
+    MODELS,
+    default_draft_ms,
+    drafter_config,
+    recorded_sharing,
+    target_config,
+)
+from ddtree.study_scale import at_equal_budget, at_own_best, batch_limits, place_of, verdicts
+from ddtree.study_summary import Summary
+
+BUDGETS = (2, 8, 64)
+
+
+def summary(shape="best_first", budget=8, tokens=3.0, temperature=0.0, depth=15, nodes=None):
+    nodes = float(budget if nodes is None else nodes)
+    spread = (tokens * 0.95, tokens * 1.05)
+    return Summary(shape, budget, depth, temperature, 64, tokens, *spread, None, nodes)
+
+
+TOKENS = {2: 2.4, 8: 3.8, 64: 4.9}
+CHAIN = {2: 2.3, 8: 3.4, 64: 3.5}
+SUMMARIES = [summary(budget=b, tokens=t) for b, t in TOKENS.items()]
+SUMMARIES += [summary("chain", b, t, nodes=min(b, 14)) for b, t in CHAIN.items()]
+
+
+def ways_of(found):
+    return {(each.source, each.experts) for each in found}
+
+
+def test_which_ways_are_known_where():
+    found = verdicts(SUMMARIES, contexts=(128, 8192), batches=(1, 4))
+    layers = {("measured layers", each) for each in ("independent", "recorded", "random router")}
+    analytic = {("analytic", each) for each in ("independent", "recorded")}
+    want = {
+        ("py12m", 128, 1): {("measured rounds", "measured")},
+        ("random-4.8b", 128, 1): layers | analytic,
+        ("random-4.8b", 8192, 1): analytic,
+        ("kimi-k2.6", 128, 1): layers | analytic,
+        ("kimi-k2.6", 8192, 1): layers | analytic,
+        ("deepseek-v3", 8192, 1): analytic,
+        ("kimi-k2.6", 8192, 4): analytic,
+    }
+    for (model, context, batch), ways in want.items():
+        mine = [v for v in found if (v.model, v.context, v.batch) == (model, context, batch)]
+        assert ways_of(mine) == ways, (model, context, batch)
+    assert not [v for v in found if v.model == "py12m" and (v.context, v.batch) != (128, 1)]
+    assert all(v.assumption and np.isfinite(v.cost) and v.cost > 1 for v in found)
+    with pytest.raises(UsageError, match="expected a model of py12m, random"):
+        verdicts(SUMMARIES, ["gpt"])
+
+
+def test_the_shipped_models_rounds_are_the_timed_ones():
+    (found,) = verdicts([summary(budget=16, tokens=4.3, nodes=15.8)], ["py12m"])
+    cost = measured_cost(0.0)
+    assert found.cost == pytest.approx(cost(16.8) / cost(1)) and found.touched is None
+    assert found.speedup == pytest.approx(4.3 / found.cost) and found.pays == "yes"
+    (sampled,) = verdicts([summary(budget=16, tokens=4.3, nodes=15.8, temperature=0.6)], ["py12m"])
+    assert sampled.cost == pytest.approx(measured_cost(0.8)(16.8) / measured_cost(0.8)(1))
+
+
+def test_a_kimi_round_by_hand():
+    """A timed dense layer, sixty MoE layers of 9 rows that touch 66 experts, the head, and a draft by its bytes."""
+    (found,) = [
+        v
+        for v in verdicts([summary()], ["kimi-k2.6"], (8192,))
+        if (v.source, v.experts) == ("measured layers", "independent")
+    ]
+    assert found.touched == pytest.approx(expected_experts(384, 8, 9)) == pytest.approx(66.2, abs=0.1)
+    one = 0.4045 + 60 * (0.1574 + 0.0755 + 8 * 0.0195) + 0.535
+    nine = 0.666 + 60 * (0.2885 + 0.0755 + 66.2 * 0.0195) + 0.529
+    assert found.cost == pytest.approx((nine + 2.28 + 0.056) / one, rel=0.01)
+
+
+def test_an_analytic_round_by_hand():
+    name, weights = "deepseek-v3", WeightBytes(1, 1, 2)
+    config = target_config(name)
+    (found,) = [v for v in verdicts([summary()], [name], (8192,)) if v.experts == "independent"]
+    one, nine = (forward_bytes(config, n, 8192, weights) for n in (1, 9))
+    draft = drafter_bytes(replace(drafter_config("kimi-k2.6-drafter"), vocab_size=129280), 8192)
+    assert found.cost == pytest.approx((nine + draft) / one)
+
+
+def test_batches_share_experts_and_not_caches():
+    way = next(w for w in costings("kimi-k2.6", 8192, 16) if w.experts == "independent")
+    config, weights = target_config("kimi-k2.6"), MODELS["kimi-k2.6"].weights
+    cost, touched = way.round_cost("best_first", 0.0, 9.0)
+    assert touched == pytest.approx(expected_experts(384, 8, 144))
+    moved = [forward_bytes(config, 16 * n, 16 * 8192, weights) for n in (1, 9)]
+    draft = drafter_bytes(drafter_config("kimi-k2.6-drafter"), 8192, 16)
+    assert cost == pytest.approx((moved[1] + draft) / moved[0])
+    assert MACHINE.flops_per_second / MACHINE.bytes_per_second > 100, "bytes bound both"
+
+
+def test_recorded_sharing_lies_between_one_row_and_independent_ones():
+    sharing = recorded_sharing()
+    assert {each.temperature for each in sharing} >= {0.0, 0.6}
+    of = sharing[0].experts, sharing[0].experts_per_token
+    assert of == (16, 4)
+    for each in sharing:
+        assert each.experts_per_token < each.touched < each.independent
+        assert (
+            each.effective == pytest.approx(effective_rows(*of, each.touched)) and each.effective < each.rows
+        )
+    at = {
+        v.experts: v for v in verdicts([summary()], ["kimi-k2.6"], (8192,)) if v.source == "measured layers"
+    }
+    assert 8 < at["recorded"].touched < at["independent"].touched
+    assert at["recorded"].cost < at["random router"].cost < at["independent"].cost
+    none = verdicts([summary("beam"), summary(temperature=0.3)], ["kimi-k2.6"], (8192,))
+    assert "recorded" not in {v.experts for v in none} and len(none) == 6
+    assert "recorded" not in {v.experts for v in verdicts(SUMMARIES, ["kimi-k2.6"], (8192,), sharing=())}
+
+
+def test_what_pays():
+    def pays(tokens, low, high):
+        each = replace(summary(tokens=tokens), low=low, high=high)
+        return verdicts([each], ["py12m"])[0].pays
+
+    cost = verdicts([summary()], ["py12m"])[0].cost
+    assert pays(cost * 1.2, cost * 1.1, cost * 1.3) == "yes"
+    assert pays(cost * 1.1, cost * 0.9, cost * 1.3) == "undecided"
+    assert pays(cost * 0.9, cost * 0.8, cost * 0.99) == "no"
+
+
+def test_equal_budget_and_own_best():
+    found = verdicts(SUMMARIES, ["kimi-k2.6", "py12m"], (128, 8192))
+    pairs = at_equal_budget(found)
+    assert len(pairs) == len(found) / 2
+    for tree, chain in pairs:
+        assert (tree.shape, chain.shape) == ("best_first", "chain") and tree.budget == chain.budget
+        assert place_of(tree) == place_of(chain)
+    best = at_own_best(found)
+    assert len(best) == len({place_of(v) for v in found})
+    for place, by_shape in best.items():
+        for shape, each in by_shape.items():
+            assert each.speedup == max(v.speedup for v in found if place_of(v) == place and v.shape == shape)
+
+
+def test_where_a_tree_stops_paying():
+    batches = (1, 4, 16, 64, 256, 1024)
+    limits = batch_limits(verdicts(SUMMARIES, ["kimi-k2.6", "py12m"], (8192,), batches))
+    assert {each.model for each in limits} == {"kimi-k2.6"}, "what was timed was timed at a batch of one"
+    assert {each.source for each in limits} == {"analytic"} and len(limits) == 4
+    for each in limits:
+        assert [v.batch for v in each.best] == list(batches)
+        after = [v.pays for v in each.best if each.stops and v.batch >= each.stops]
+        assert after and "yes" not in after, "arithmetic bounds the largest batches"
+        before = [v for v in each.best if v.batch < each.stops]
+        assert before[-1].pays == "yes"
+
+
+def test_a_drafter_reaches_no_deeper_than_its_horizon():
+    both = [*SUMMARIES, *(replace(each, depth=7) for each in SUMMARIES)]
+    found = verdicts(both, ["kimi-k2.6", "random-4.8b"], (128,))
+    assert {(v.model, v.depth) for v in found} == {("kimi-k2.6", 7), ("random-4.8b", 15)}
+    assert {v.depth for v in verdicts(SUMMARIES, ["kimi-k2.6"], (128,))} == {15}, "none is as shallow"
+    assert verdicts([summary(budget=0)], ["kimi-k2.6"], (128,)) == [], (
+        "a round without a draft is the measure"
+    )
+
+
+@pytest.mark.parametrize("experts", ["independent", "random router", "recorded"])
+def test_a_curve_of_rounds_is_what_the_verdicts_cost(experts):
+    cost = layers_cost("kimi-k2.6", 8192, experts)
+    assert cost.rows.tolist() == list(range(1, 66))
+    for each in verdicts(SUMMARIES, ["kimi-k2.6"], (8192,)):
+        if (each.source, each.experts, each.shape) == ("measured layers", experts, "best_first"):
+            assert each.cost == pytest.approx(cost(each.rows) / cost(1), rel=2e-3)
+    assert cost.stages(9)["draft"] == default_draft_ms("kimi-k2.6", 8192) == pytest.approx(2.28, abs=0.01)
+    dear = layers_cost("kimi-k2.6", 8192, experts, draft_ms=5.0)
+    assert dear(9) - cost(9) == pytest.approx(5 - 2.28, abs=0.01) and dear(1) == cost(1)
+
+
+def test_a_curve_is_no_longer_than_what_is_known():
+    assert layers_cost("kimi-k2.6", 128, "recorded", "chain").rows[-1] == 16
+    assert layers_cost("random-4.8b", 128).stages(9)["draft"] == 0.505
+    assert layers_cost("random-4.8b", 128).rows[-1] == 65, "timed to 64, and a little further"
+    for arguments, match in (
+        (("deepseek-v3", 128), "no layer of deepseek-v3 was timed after 128"),
+        (("kimi-k2.6", 77), "no layer of kimi-k2.6 was timed after 77"),
+        (("py12m", 128), "no layer of py12m was timed"),
+        (("kimi-k2.6", 128, "guessed"), "expected one of independent, recorded, random router"),
+        (("kimi-k2.6", 128, "recorded", "beam"), "what beam shares at temperature 0 was not recorded"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            layers_cost(*arguments)
