@@ -14,6 +14,7 @@ import numpy as np
 
 from ddtree.batch import ForwardBatch
 from ddtree.engine import Engine
+from ddtree.quantised import Fp8Matrix, Int4Matrix
 
 
 @dataclass
@@ -96,7 +97,7 @@ def weight_names(weights: Any) -> dict[int, str]:
         if isinstance(value, list):
             for item in value:
                 walk(item, "")
-        elif is_dataclass(value):
+        elif is_dataclass(value) and not isinstance(value, Int4Matrix | Fp8Matrix):
             for field in fields(value):
                 walk(getattr(value, field.name), f"{name}.{field.name}" if name else field.name)
         elif value is not None and name not in ("cos", "sin"):
@@ -107,17 +108,24 @@ def weight_names(weights: Any) -> dict[int, str]:
 
 
 def arrays_of(arguments: Any) -> Iterator[Any]:
-    """Every array among arguments, also inside tuples and lists."""
+    """Every array and quantised matrix among arguments, also inside tuples and lists."""
     for argument in arguments:
         if isinstance(argument, (tuple, list)):
             yield from arrays_of(argument)
-        elif hasattr(argument, "shape") and hasattr(argument, "dtype"):
+        elif hasattr(argument, "shape") and (hasattr(argument, "dtype") or hasattr(argument, "dtype_name")):
             yield argument
 
 
 def size_of(array: Any) -> int:
-    """Bytes of an array."""
-    return int(np.prod(tuple(array.shape), dtype=np.int64)) * array.dtype.itemsize
+    """Bytes of an array, or of a quantised matrix with its scales."""
+    if isinstance(array, Int4Matrix | Fp8Matrix):
+        return sum(map(size_of, array.arrays))
+    return elements_of(array) * array.dtype.itemsize
+
+
+def elements_of(array: Any) -> int:
+    """Elements of an array, or values of a quantised matrix."""
+    return int(np.prod(tuple(array.shape), dtype=np.int64))
 
 
 def label_of(call: Call, names: dict[int, str]) -> str:
@@ -137,7 +145,7 @@ def cost_of(call: Call, names: dict[int, str], context_len: int, depths: np.ndar
     for array in {id(array): array for array in arrays_of(call.arguments)}.values():
         if id(array) in names:
             weights += size_of(array)
-            flops += 2 * rows * size_of(array) // array.dtype.itemsize * (len(array.shape) > 1)
+            flops += 2 * rows * elements_of(array) * (len(array.shape) > 1)
         elif len(array.shape) and array.shape[0] > rows and call.name in ("append_latent", "split_query"):
             rest += rows * size_of(array) // array.shape[0]  # of a rotary table or a cache, the rows' own
         else:
@@ -161,7 +169,7 @@ def _experts(call: Call) -> Cost:
     shared = weights[0].shape[0] - gates.shape[0]
     touched, pairs = call.routed[0] + shared, call.routed[1] + shared * x.shape[0]
     one = [size_of(weight) // weight.shape[0] for weight in weights]
-    flops = sum(2 * pairs * size // weight.dtype.itemsize for size, weight in zip(one, weights, strict=True))
+    flops = sum(2 * pairs * elements_of(weight) // weight.shape[0] for weight in weights)
     return Cost(touched * sum(one), 0, size_of(x) + size_of(gates) + size_of(call.arguments[-1]), flops)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ddtree.bench import document_head
 from ddtree.bench_equality import host_copy
+from ddtree.bench_errors import STEP_OF_LAYER, Steps, experts_differing, layer_errors, step_errors
 from ddtree.bench_forward import ForwardTimes, commit, random_context, tree_forward, verify_tree
 from ddtree.checkpoint_names import expected_tensors
 from ddtree.config import ModelConfig
@@ -24,7 +25,6 @@ from ddtree.prompts import load_prompts
 WORST = {"f32": 1e-4, "f64": 1e-4, "bf16": 0.1}
 MOST_PARAMETERS = 1 << 26  # of a model that the NumPy backend computes in f64 while one waits
 MORE_POSITIONS = 32  # than the context, for the tree on top
-STEP_OF_LAYER = "layer"
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -65,20 +65,23 @@ def observe(
 
 
 def parity(
-    engine: Engine, reference: Engine, tokens: Sequence[int], context: int, rows: int
+    engine: Engine,
+    reference: Engine,
+    tokens: Sequence[int],
+    context: int,
+    rows: int,
+    unquantised: Engine | None = None,
 ) -> dict[str, Any]:
     """Relative error ||x - y|| / ||y|| of each named step against the reference engine's, and the worst layer.
 
     `experts_differing` counts pairs of row and expert that one chose and the other did not; `passed` says whether no
-    layer's hidden states err by more than WORST of the engine's dtype.
+    layer's hidden states err by more than WORST of the engine's dtype. `layer_errors` are those of the hidden states,
+    `quantisation` has the reference's own against an engine of the weights that the quantised ones were made from, and
+    the experts that those would not have chosen; it is None without such an engine.
     """
     mine, theirs = (observe(each, tokens, context, rows) for each in (engine, reference))
-    steps, differing = [], 0
-    for (step, layer), want in theirs.items():
-        got = mine[step, layer]
-        error = float(np.linalg.norm(got - want) / max(np.linalg.norm(want), np.finfo(np.float64).tiny))
-        steps.append({"step": step, "layer": layer, "error": error})
-        differing += int(((got != 0) != (want != 0)).sum()) // 2 if step == "gates" else 0
+    steps = step_errors(mine, theirs)
+    plain = None if unquantised is None else observe(unquantised, tokens, context, rows)
     layers = [record for record in steps if record["step"] == STEP_OF_LAYER]
     worst = max(layers, key=lambda record: _ordered(record["error"]))
     passed = worst["error"] <= WORST[engine.ops.dtype_name]  # false for a NaN
@@ -90,7 +93,16 @@ def parity(
             "worst_layer": worst,
             "worst_step": max(steps, key=lambda r: _ordered(r["error"])),
         },
-        **{"experts_differing": differing, "steps": steps},
+        "layer_errors": layer_errors(mine, theirs),
+        "quantisation": None if plain is None else _quantisation(theirs, plain),
+        **{"experts_differing": experts_differing(mine, theirs), "steps": steps},
+    }
+
+
+def _quantisation(quantised: Steps, plain: Steps) -> dict[str, Any]:
+    return {
+        "layer_errors": layer_errors(quantised, plain),
+        "experts_differing": experts_differing(quantised, plain),
     }
 
 
@@ -173,6 +185,13 @@ def format_layer_table(document: dict[str, Any]) -> str:
             f"{worst['error']:.2e}, worst step {step['step']} of layer {step['layer']} {step['error']:.2e}, "
             f"{record['experts_differing']} experts chosen otherwise; relative to numpy f64"
         )
+        if quantisation := record.get("quantisation"):
+            errors = zip(record["layer_errors"], quantisation["layer_errors"], strict=True)
+            listed = ", ".join(f"{n} {mine:.1e} / {other:.1e}" for n, (mine, other) in enumerate(errors))
+            lines.append(
+                f"layers, error of arithmetic / of quantisation: {listed}; {quantisation['experts_differing']} experts "
+                "chosen otherwise than by the weights before"
+            )
     if document["parity"] is None:
         lines.append("parity: the model is too large for the NumPy backend; not computed")
     if document["times"] is None:

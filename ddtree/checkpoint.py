@@ -1,7 +1,8 @@
 """Hugging Face checkpoints <-> KDTR, one tensor in memory at a time and bit for bit there and back.
 
 What changes on the way to KDTR, all of it recorded in `meta` so that the way back undoes it: rotary rows go from
-interleaved pairs to halves, the router's bias becomes f32, a `language_model.` prefix is cut. config.json,
+interleaved pairs to halves, the router's bias becomes f32, a `language_model.` prefix is cut. Quantised weights stay
+as they are: fp8 bytes and INT4 words with their scales, under the checkpoint's names. config.json,
 generation_config.json and tokenizer.json travel as u8 arrays of those names. It runs no model.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree.checkpoint_formats import check_numbers
 from ddtree.checkpoint_names import BIAS
 from ddtree.checkpoint_restore import convert_to_hf, load_config, progress_bar
 from ddtree.checkpoint_rotary import rotary_weights, to_halves
@@ -29,8 +31,9 @@ def convert_to_kdtr(hf_dir: str | Path, out_path: str | Path, progress: bool = T
     """Convert a target or drafter directory into one KDTR file, and return a summary.
 
     Everything but the weights' bytes is checked before the file is begun, and the file appears only when complete.
-    Summary: kind, source, output, tensors, bytes (of weights), dtypes (counts), permuted (count), shards,
-    skipped (reason -> count, modules). Raises CheckpointError, ConfigError, or KdtrError for the output.
+    Summary: kind, source, output, tensors, bytes (of weights), dtypes (counts), quantised (format -> count of weights),
+    permuted (count), shards, skipped (reason -> count, modules). Raises CheckpointError, ConfigError, or KdtrError
+    for the output.
     """
     source = open_hf(hf_dir)
     specs, source_dtypes = _specs(source)
@@ -42,6 +45,7 @@ def convert_to_kdtr(hf_dir: str | Path, out_path: str | Path, progress: bool = T
     with KdtrWriter(out_path, all_specs, meta) as writer, progress_bar(total, progress, "to KDTR") as bar:
         for name, info in tensors:
             weight = _read_as(info, specs[name][0], name)
+            check_numbers(name, weight, str(info.path))
             if name.endswith(tuple(meta["permuted"])):
                 to_halves(weight, name, source.config)
             writer.write(name, weight)
@@ -56,6 +60,7 @@ def convert_to_kdtr(hf_dir: str | Path, out_path: str | Path, progress: bool = T
         "tensors": len(tensors),
         "bytes": total,
         "dtypes": dict(Counter(dtype for dtype, _ in specs.values())),
+        "quantised": dict(Counter(source.formats.values())),
         "permuted": sum(name.endswith(tuple(meta["permuted"])) for name, _ in tensors),
         "shards": len(source.shards),
         "skipped": source.skipped,
@@ -91,7 +96,7 @@ def _meta(source: HfCheckpoint, source_dtypes: dict[str, str]) -> dict[str, Any]
         "kind": "drafter" if isinstance(source.config, DrafterConfig) else "target",
         "config": source.hf_config,
         "rope_layout": "halves",
-        "permuted": rotary_weights(source.config),
+        "permuted": rotary_weights(source.config, source.formats),
         "name_prefix": source.prefix,
         "source_dtypes": source_dtypes,
         "shards": [

@@ -6,8 +6,9 @@ Names are Hugging Face's, without the `language_model.` prefix of Kimi K2.5. It 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
+from ddtree.checkpoint_formats import formats_of, mixed_experts, not_in_groups, stored_tensors
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import CheckpointError
 
@@ -15,9 +16,7 @@ Shape = tuple[int, ...]
 
 LISTED = 8
 BIAS = "e_score_correction_bias"
-WEIGHT_DTYPES = ("bf16", "f16", "f32")
 VISION_PREFIXES = ("vision_tower.", "mm_projector.")
-QUANTISED = {".weight_scale_inv": "fp8", ".weight_packed": "INT4"}
 
 
 def expected_tensors(config: ModelConfig | DrafterConfig) -> dict[str, Shape]:
@@ -113,30 +112,31 @@ def skip_reason(name: str, config: ModelConfig | DrafterConfig) -> tuple[str, st
     return None
 
 
-def refuse_quantised(names: Iterable[str], where: str) -> None:
-    """Raise CheckpointError where a tensor name says that the weights are fp8 or INT4."""
-    for name in names:
-        for suffix, kind in QUANTISED.items():
-            if name.endswith(suffix):
-                raise CheckpointError(
-                    f"{where}: {kind} weights ({name}) cannot be read: give a bf16, f16 or f32 checkpoint"
-                )
-
-
 def check_tensors(
     found: Mapping[str, tuple[str, Shape]], config: ModelConfig | DrafterConfig, where: str
-) -> None:
+) -> dict[str, str]:
     """Raise one CheckpointError that names all tensors missing, extra, of the wrong shape or dtype.
 
-    `found` is name -> (dtype, shape), dtypes spelled as in KDTR.
+    `found` is name -> (dtype, shape), dtypes spelled as in KDTR. Returns the format (fp8, int4) of each weight that is
+    quantised.
     """
-    expected = expected_tensors(config)
+    weights = expected_tensors(config)
+    formats = formats_of(weights, found)
+    ragged = not_in_groups(weights, formats)
+    if ragged:
+        raise CheckpointError(f"{where}: {len(ragged)} weights cannot be INT4 ({abbreviated(ragged)})")
+    expected = {
+        name: kind
+        for weight, shape in weights.items()
+        for name, kind in stored_tensors(weight, shape, formats.get(weight, "plain")).items()
+    }
     shapes, dtypes = [], []
     for name, (dtype, shape) in found.items():
-        if name in expected and shape != expected[name]:
-            shapes.append(f"{name}: expected {list(expected[name])}, found {list(shape)}")
-        if name in expected and dtype not in WEIGHT_DTYPES:
-            dtypes.append(f"{name}: expected {', '.join(WEIGHT_DTYPES)}, found {dtype}")
+        wanted, size = expected.get(name, ((dtype,), shape))
+        if shape != size:
+            shapes.append(f"{name}: expected {list(size)}, found {list(shape)}")
+        if dtype not in wanted:
+            dtypes.append(f"{name}: expected {', '.join(wanted)}, found {dtype}")
     problems = {
         "missing": [name for name in expected if name not in found],
         "extra": [name for name in found if name not in expected],
@@ -146,6 +146,11 @@ def check_tensors(
     lines = [f"{len(names)} {what} ({abbreviated(names)})" for what, names in problems.items() if names]
     if lines:
         raise CheckpointError(f"{where}: tensors do not fit config.json: {'; '.join(lines)}")
+    if mixed := mixed_experts(weights, formats):
+        raise CheckpointError(
+            f"{where}: the routed experts of a layer must be of one format; they differ in {abbreviated(mixed)}"
+        )
+    return formats
 
 
 def abbreviated(names: list[str]) -> str:

@@ -9,17 +9,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddtree.checkpoint_names import VISION_PREFIXES, abbreviated, check_tensors, refuse_quantised, skip_reason
+from ddtree.checkpoint_formats import SHAPE, check_scheme, check_shape
+from ddtree.checkpoint_names import (
+    VISION_PREFIXES,
+    abbreviated,
+    check_tensors,
+    expected_tensors,
+    skip_reason,
+)
+from ddtree.checkpoint_rotary import check_blocks
 from ddtree.config import DrafterConfig, ModelConfig
+from ddtree.config_quantisation import read_scheme
 from ddtree.errors import CheckpointError
 from ddtree.fields import FieldReader
 from ddtree.kdtr import KdtrFile
-from ddtree.safetensors_io import TensorInfo, read_header, strict_json
+from ddtree.safetensors_io import TensorInfo, read_header, read_tensor, strict_json
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 CARRIED = (CONFIG, "generation_config.json", "tokenizer.json")
 PREFIX = "language_model."
-KDTR_DTYPES = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
+KDTR_DTYPES = {
+    "F16": "f16",
+    "BF16": "bf16",
+    "F32": "f32",
+    "F8_E4M3": "f8_e4m3",
+    "I32": "i32",
+    "I64": "i64",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class HfCheckpoint:
-    """An opened directory. `index_metadata` is None where a single file holds all tensors."""
+    """An opened directory. `index_metadata` is None where a single file holds all tensors.
+
+    `formats` is the format, fp8 or int4, of each weight that is quantised.
+    """
 
     path: Path
     hf_config: dict[str, Any]
@@ -43,6 +62,7 @@ class HfCheckpoint:
     shards: list[Shard]
     index_metadata: dict[str, Any] | None
     skipped: dict[str, dict[str, Any]]
+    formats: dict[str, str]
 
 
 def check_arrays(file: KdtrFile, config: ModelConfig | DrafterConfig) -> list[str]:
@@ -79,7 +99,7 @@ def is_shard_name(name: Any) -> bool:
 
 
 def open_hf(hf_dir: str | Path) -> HfCheckpoint:
-    """Open a checkpoint directory, reading headers only.
+    """Open a checkpoint directory, reading headers only, and the shapes that INT4 weights carry.
 
     Raises CheckpointError for files that are missing or broken and for tensors that do not fit config.json, and
     ConfigError for settings that are wrong.
@@ -92,19 +112,22 @@ def open_hf(hf_dir: str | Path) -> HfCheckpoint:
     files = {name: _read(path / name) for name in CARRIED if name == CONFIG or (path / name).exists()}
     hf = strict_json(files[CONFIG], str(path / CONFIG))
     config = read_config(hf, str(path / CONFIG))
+    scheme = read_scheme(hf, str(path / CONFIG))
     index = _read_index(path)
     shards = _read_shards(path, index)
     names = [name for shard in shards for name in shard.tensors]
-    refuse_quantised(names, str(path))
     prefix = _prefix(names, path)
     kept, skipped = _keep(shards, config, prefix)
-    found = {
-        name: (KDTR_DTYPES.get(info.dtype, info.dtype), info.shape)
-        for shard in kept
-        for name, info in shard.tensors.items()
-    }
-    check_tensors(found, config, str(path))
-    return HfCheckpoint(path, hf, config, files, prefix, kept, _index_metadata(index), skipped)
+    tensors = {name: info for shard in kept for name, info in shard.tensors.items()}
+    found = {name: (KDTR_DTYPES.get(info.dtype, info.dtype), info.shape) for name, info in tensors.items()}
+    formats = check_tensors(found, config, str(path))
+    check_scheme(formats, scheme, str(path))
+    check_blocks(formats, config, str(path))
+    shapes = expected_tensors(config)
+    for name, stored in formats.items():
+        if stored == "int4":
+            check_shape(name, read_tensor(tensors[name + SHAPE]), shapes[name], str(path))
+    return HfCheckpoint(path, hf, config, files, prefix, kept, _index_metadata(index), skipped, formats)
 
 
 def _read(path: Path) -> bytes:

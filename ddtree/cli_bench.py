@@ -11,7 +11,7 @@ import click
 
 from ddtree import bench_decode, bench_draft, bench_layers
 from ddtree.bench import failures, format_kernel_table, run_kernel_bench
-from ddtree.bench_random import open_random
+from ddtree.bench_random import WEIGHTS, open_random
 from ddtree.cli_options import (
     LateBar,
     backend_of,
@@ -35,6 +35,12 @@ EQUALITY_BUDGET = 63  # of the tree that holds the autoregressive tokens
 config_option = click.option(
     "--config",
     help="In place of --model, random weights of this shape: a config.json, or a name in data/configs.",
+)
+weights_option = click.option(
+    "--weights",
+    type=click.Choice(WEIGHTS),
+    help="With --config: how its weights are stored; int4: routed experts alone, fp8: all matrices of layers.  "
+    "[default: bf16]",
 )
 
 
@@ -77,6 +83,7 @@ def bench_kernels_command(only: str | None, quick: bool, as_json: bool) -> None:
 )
 @click.option("--layers", type=int, help="With --config: the first layers only.")
 @config_option
+@weights_option
 @model_options
 @json_option
 def bench_layers_command(
@@ -84,6 +91,7 @@ def bench_layers_command(
     contexts: tuple[int, ...],
     layers: int | None,
     config: str | None,
+    weights: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -93,7 +101,8 @@ def bench_layers_command(
     """
     if layers is not None and config is None:
         raise UsageError("layers: only a model of random weights (--config) can be cut")
-    bundle = open_random(config, layers) if config else bundle_of(options)
+    _check_weights(config, weights)
+    bundle = open_random(config, layers, weights=weights or WEIGHTS[0]) if config else bundle_of(options)
     _refuse_large(bundle, options)
     longest = max(contexts) + bench_layers.MORE_POSITIONS
     engine = engine_of(bundle, max(rows) - 1, options | {"max_context": longest})
@@ -116,6 +125,7 @@ def bench_layers_command(
 @temperatures_option
 @decode_options
 @config_option
+@weights_option
 @model_options
 @prompts_option
 @click.option(
@@ -126,6 +136,7 @@ def bench_decode_command(
     budgets: tuple[int, ...],
     temperatures: tuple[float, ...],
     config: str | None,
+    weights: str | None,
     prompts: str,
     limit: int | None,
     as_json: bool,
@@ -136,7 +147,8 @@ def bench_decode_command(
     With --config, whose random drafts are never right, a tree that holds the autoregressive tokens is verified
     besides. Exit 1 when a token, a logit or a cache row is not autoregressive decoding's.
     """
-    bundle = open_random(config) if config else bundle_of(options)
+    _check_weights(config, weights)
+    bundle = open_random(config, weights=weights or WEIGHTS[0]) if config else bundle_of(options)
     chosen = load_prompts(prompts)[: limit or (2 if config else None)]
     configs = [decode_config(bundle, "tree", budget, t, options) for t in temperatures for budget in budgets]
     if bundle.drafter_config is None:
@@ -182,6 +194,13 @@ def bench_draft_command(config: str, contexts: tuple[int, ...], dtype: str, as_j
         bundle, contexts, dtype, progress=LateBar("bench draft", "context").step
     )
     _finish(document, bench_draft.format_draft_table, as_json, True)
+
+
+def _check_weights(config: str | None, weights: str | None) -> None:
+    if weights is not None and config is None:
+        raise UsageError(
+            "weights: only those of a random model (--config) can be chosen; a file's are as they are"
+        )
 
 
 def _refuse_large(bundle: Any, options: dict[str, Any]) -> None:

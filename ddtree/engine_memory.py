@@ -12,11 +12,12 @@ from ddtree.drafter import Drafter
 from ddtree.engine_parts import EngineParts, EngineSizes, allocate
 from ddtree.errors import DeviceMemoryError
 from ddtree.ops.plan_ops import PlanOps
+from ddtree.quantised import Fp8Matrix, Int4Matrix
 from ddtree.weights import DrafterWeights, MlpWeights, MoeWeights, TargetWeights
 
 Areas = dict[str, dict[str, int]]
 GROUPS = {"cos": "rotary tables", "sin": "rotary tables", "fc": "context projection", "bias": "router"}
-MLPS = {"experts": "experts", "mlp": "dense mlp"}
+MLPS = {"experts": "experts", "shared": "shared experts", "mlp": "dense mlp"}
 ATTENTION = ("q_a", "q_b", "q", "k", "v", "kv_a", "w_kc", "w_vc", "o")
 STATE_VIEWS = ("times", "report", "host_buffer")  # parts of `buffer`, and where the host receives it
 
@@ -82,7 +83,9 @@ def measure(parts: EngineParts, ops: Any) -> Areas:
 
 
 def bytes_of(array: Any) -> int:
-    """Bytes of an array of any backend."""
+    """Bytes of an array of any backend, or of both arrays of a quantised matrix."""
+    if isinstance(array, Int4Matrix | Fp8Matrix):
+        return sum(map(bytes_of, array.arrays))
     return math.prod(map(int, array.shape)) * array.dtype.itemsize
 
 

@@ -1,6 +1,7 @@
 """What is in a KDTR file, as data, as a table, and checked.
 
-Knows the container. Knows neither what the names mean nor the command line that calls it.
+Knows the container. Of names it knows how those of quantised weights end, so that their parameters count and their
+scales do not; nor does it know the command line that calls it.
 """
 
 import json
@@ -8,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from ddtree.kdtr import ArrayInfo, KdtrFile
+from ddtree.quantised import NIBBLES
 
 META_WIDTH = 80
 
@@ -70,8 +72,17 @@ def _describe_array(info: ArrayInfo) -> dict:
         "dtype": info.dtype,
         "shape": list(info.shape),
         "nbytes": info.nbytes,
-        "parameters": math.prod(info.shape) if info.dtype in PARAMETER_DTYPES else 0,
+        "parameters": _parameters(info),
     }
+
+
+def _parameters(info: ArrayInfo) -> int:
+    """Weights in an array: a word of INT4 holds eight, a scale is none."""
+    if info.dtype == "i32" and info.name.endswith(".weight_packed"):
+        return math.prod(info.shape) * NIBBLES
+    if info.name.endswith((".weight_scale", ".weight_scale_inv")):
+        return 0
+    return math.prod(info.shape) if info.dtype in PARAMETER_DTYPES else 0
 
 
 def _in_columns(rows: list[tuple[str, ...]]) -> list[str]:

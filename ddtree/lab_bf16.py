@@ -14,7 +14,9 @@ import ml_dtypes
 import numpy as np
 
 from ddtree.ops import NumpyOps
+from ddtree.ops.device_memory import DeviceMemory
 from ddtree.ops.numpy_ops import upload
+from ddtree.quantised import Fp8Matrix, Int4Matrix
 from ddtree.reference import attention as attention_reference
 from ddtree.reference import experts as experts_reference
 from ddtree.reference import linear as products
@@ -41,6 +43,7 @@ class Bf16Ops(NumpyOps):
         return np.empty(shape, np.float32).view(Rounded)
 
     empty_cache = empty_matrix
+    multiplies = staticmethod(DeviceMemory.multiplies)
 
     def put(self, array: np.ndarray) -> np.ndarray:
         return rounded(array).view(Rounded)
@@ -56,7 +59,8 @@ class Bf16Ops(NumpyOps):
         yield put
 
     def linear(self, x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
-        products.linear(_factor(x, weight), np.asarray(weight), out)
+        quantised = isinstance(weight, Int4Matrix | Fp8Matrix)
+        products.linear(_factor(x, weight), weight if quantised else np.asarray(weight), out)
 
     def head_linear(self, x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
         products.head_linear(_factor(x, weight), np.asarray(weight), out)
@@ -80,5 +84,5 @@ class Bf16Ops(NumpyOps):
 
 
 def _factor(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """What a product with `matrix` multiplies: x itself, or rounded where the matrix is."""
-    return rounded(x) if isinstance(matrix, Rounded) else x
+    """What a product with `matrix` multiplies: x itself, or rounded where the matrix is, or is quantised."""
+    return rounded(x) if isinstance(matrix, Rounded | Int4Matrix | Fp8Matrix) else x

@@ -40,15 +40,22 @@ class ModelBuffers:
     router: Any
     gates: Any
     pairs: Any
+    shared_gate: Any
+    shared_up: Any
+    shared: Any
     logits: Any
     features: Any
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, max_rows: int, feature_layers: tuple[int, ...], ops: Any
+        cls, config: ModelConfig, max_rows: int, feature_layers: tuple[int, ...], shared_apart: bool, ops: Any
     ) -> ModelBuffers:
-        """Allocate for at most `max_rows` rows a call; features [max_rows, len(feature_layers) x hidden]."""
+        """Allocate for at most `max_rows` rows a call; features [max_rows, len(feature_layers) x hidden].
+
+        `shared_apart` says whether shared experts run beside the routed ones, as an MLP of their own.
+        """
         c, heads = config, config.num_attention_heads
+        shared = c.shared_intermediate_size * shared_apart
         widths = {
             "residual": (c.hidden_size,),
             "normed": (c.hidden_size,),
@@ -66,6 +73,9 @@ class ModelBuffers:
             "router": (c.n_routed_experts,),
             "gates": (c.n_routed_experts,),
             "pairs": (c.experts_a_row, c.moe_intermediate_size),
+            "shared_gate": (shared,),
+            "shared_up": (shared,),
+            "shared": (c.hidden_size * shared_apart,),
             "logits": (c.vocab_size,),
             "features": (len(feature_layers) * c.hidden_size,),
         }
@@ -97,7 +107,9 @@ class Model:
     ):
         self.config, self.weights, self.ops = config, weights, ops
         self.feature_layers = feature_layers
-        self.buffers = ModelBuffers.allocate(config, max_rows, feature_layers, ops)
+        mlps = [layer.mlp for layer in weights.layers]
+        apart = any(isinstance(mlp, MoeWeights) and mlp.shared is not None for mlp in mlps)
+        self.buffers = ModelBuffers.allocate(config, max_rows, feature_layers, apart, ops)
         self.gate_rule = ops.gate_rule(config)
 
     def forward(
@@ -124,7 +136,7 @@ class Model:
             ops.add_norm(b.residual, b.branch, layer.post_norm, eps, b.normed)
             see("post_norm", index, b.normed)
             if isinstance(layer.mlp, MoeWeights):
-                self._moe(layer.mlp, index, b, see)
+                self._moe(layer, index, b, see)
             else:
                 self._mlp(layer.mlp, b.normed, b.dense_gate, b.dense_up, b.branch)
             see("mlp", index, b.branch)
@@ -168,15 +180,24 @@ class Model:
         ops.swiglu(gate, up, gate)
         ops.linear(gate, mlp.down, out)
 
-    def _moe(self, moe: MoeWeights, index: int, b: ModelBuffers, see: Observer) -> None:
-        """Routed experts are summed first; the shared experts' outputs are added to that."""
-        ops, rows = self.ops, b.router.shape[0]
+    def _moe(self, layer: LayerWeights, index: int, b: ModelBuffers, see: Observer) -> None:
+        """Routed experts are summed first, in their order; the shared experts' outputs are added to that.
+
+        Shared experts of another format than the routed ones' are one dense MLP: its output is added as a whole.
+        """
+        ops, moe, rows = self.ops, layer.mlp, b.router.shape[0]
         gates, pairs = b.gates.reshape(-1, rows), b.pairs.reshape(-1, b.pairs.shape[2])
         ops.linear(b.normed, moe.router, b.router)
         see("router", index, b.router)
         ops.gate(b.router, moe.bias, self.gate_rule, gates)
         see("gates", index, gates)
+        if moe.shared is not None:
+            pairs = pairs[: rows * self.config.num_experts_per_tok]
         ops.experts(b.normed, gates, moe.experts.gate, moe.experts.up, moe.experts.down, pairs, b.branch)
+        if moe.shared is not None:
+            self._mlp(moe.shared, b.normed, b.shared_gate, b.shared_up, b.shared)
+            # branch += shared; no backend has a sum alone, and what becomes of `shared` matters no more
+            ops.add_norm(b.branch, b.shared, layer.post_norm, self.config.rms_norm_eps, b.shared)
 
 
 def _ignore(name: str, layer: int, array: Any) -> None:

@@ -22,7 +22,14 @@ from safetensors import SafetensorError, safe_open
 
 from ddtree.errors import CheckpointError
 
-DTYPES = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16), "F32": np.dtype(np.float32)}
+DTYPES = {
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype(np.float32),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+}
 
 
 @dataclass(frozen=True)

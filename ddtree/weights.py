@@ -1,10 +1,14 @@
 """KDTR arrays -> the typed layer weights that the model and the drafter compute with.
 
 Names are those of DeepSeek's checkpoints; rotary rows are already in halves order (`ddtree.checkpoint` permutes them).
+A matrix that is stored quantised and that a backend multiplies so is an Int4Matrix or Fp8Matrix. Dequantised to plain
+arrays when loaded are kv_b, whose parts w_kc and w_vc are another matrix each, the router, and what a backend has no
+kernel for: on the GPU, INT4 outside the routed experts' stack.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +18,12 @@ import numpy as np
 
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.kdtr import KdtrFile
+from ddtree.quantised import BLOCK, GROUP
 from ddtree.rope import rotary_tables
-from ddtree.weights_pieces import pieces
+from ddtree.weights_reader import WeightReader
+
+PROJECTIONS = ("gate", "up", "down")
+SPLITS_AT = {"plain": 1, "fp8": BLOCK, "int4": GROUP}  # rows and columns at which a matrix may be cut
 
 
 @dataclass(frozen=True)
@@ -29,11 +37,16 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """router [E, H], bias f32[E] or None, and the experts, stacked: E routed ones, then the shared ones."""
+    """router [E, H], bias f32[E] or None, and the experts, stacked: E routed ones, then the shared ones.
+
+    Shared experts that are stored in another format than the routed ones, or whose parts share scales, are no part of
+    the stack but one MLP, `shared`, as wide as all of them.
+    """
 
     router: Any
     bias: Any | None
     experts: MlpWeights
+    shared: MlpWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -92,42 +105,6 @@ class DrafterWeights:
     sin: Any
 
 
-class WeightReader:
-    """Moves a file's arrays into a backend's memory: matrices in its matmul format, the rest exactly.
-
-    Arrays go piece by piece to where they will lie, so that the host holds no copy of them. `upload` is None where
-    the backend only counts; then the file's arrays are not read.
-    """
-
-    def __init__(self, file: KdtrFile, ops: Any, upload: Callable[[Any, int, np.ndarray], None] | None):
-        self.file, self.ops, self.upload = file, ops, upload
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.file.info(name).shape
-
-    def matrix(self, name: str) -> Any:
-        return self.fill(self.ops.empty_matrix(self.shape(name)), name)
-
-    def exact(self, name: str) -> Any:
-        return self.fill(self.ops.empty(self.shape(name)), name)
-
-    def fill(
-        self, out: Any, name: str, start: int = 0, part: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> Any:
-        """Put an array of the file, or `part` of it, to the elements start.. of `out`; returns `out`."""
-        if self.upload is None:
-            return out
-        values = self.file[name] if part is None else part(self.file[name])
-        for place, piece in pieces(values, self.ops.chunk_bytes // out.dtype.itemsize):
-            self.upload(out, start + place, piece)
-            if self.ops.on_upload is not None:
-                self.ops.on_upload(piece.nbytes)
-        return out
-
-    def mlp(self, prefix: str) -> MlpWeights:
-        return MlpWeights(*(self.matrix(f"{prefix}.{name}_proj.weight") for name in ("gate", "up", "down")))
-
-
 def load_target(
     file: KdtrFile,
     config: ModelConfig,
@@ -166,7 +143,7 @@ def _target_layer(read: WeightReader, config: ModelConfig, layer: int) -> LayerW
         w_vc=w_vc,
         o=read.matrix(f"{attention}.o_proj.weight"),
         post_norm=read.exact(f"{prefix}.post_attention_layernorm.weight"),
-        mlp=_moe(read, config, f"{prefix}.mlp") if config.is_moe(layer) else read.mlp(f"{prefix}.mlp"),
+        mlp=_moe(read, config, f"{prefix}.mlp") if config.is_moe(layer) else _mlp(read, f"{prefix}.mlp"),
     )
 
 
@@ -184,27 +161,45 @@ def _absorbed(read: WeightReader, config: ModelConfig, name: str) -> tuple[Any, 
     return w_kc, w_vc
 
 
+def _mlp(read: WeightReader, prefix: str) -> MlpWeights:
+    return MlpWeights(*(read.matrix(f"{prefix}.{name}_proj.weight") for name in PROJECTIONS))
+
+
 def _moe(read: WeightReader, config: ModelConfig, prefix: str) -> MoeWeights:
-    routed, shared = config.n_routed_experts, config.n_shared_experts
-
-    def stacked(name: str) -> Any:
-        names = [f"{prefix}.experts.{e}.{name}_proj.weight" for e in range(routed)]
-        shape = read.shape(names[0])
-        out = read.ops.empty_matrix((routed + shared, *shape))
-        for expert, one in enumerate(names):
-            read.fill(out, one, expert * math.prod(shape))
-        if shared:  # one MLP as wide as all of them: gate and up by rows, down by columns
-            of_expert = _down_by_expert(shared) if name == "down" else None
-            shared_name = f"{prefix}.shared_experts.{name}_proj.weight"
-            read.fill(out, shared_name, routed * math.prod(shape), of_expert)
-        return out
-
+    routed, apart = f"{prefix}.experts", f"{prefix}.shared_experts"
+    stored = read.format(f"{routed}.0.gate_proj.weight")
+    stacked = 0  # shared experts behind the routed ones
+    if config.n_shared_experts and all(
+        read.format(f"{apart}.{name}_proj.weight") == stored for name in PROJECTIONS
+    ):
+        whole = config.n_shared_experts == 1 or config.moe_intermediate_size % SPLITS_AT[stored] == 0
+        stacked = config.n_shared_experts if whole else 0
     has_bias = config.topk_method == "noaux_tc"
     return MoeWeights(
         router=read.exact(f"{prefix}.gate.weight"),
         bias=read.exact(f"{prefix}.gate.e_score_correction_bias") if has_bias else None,
-        experts=MlpWeights(stacked("gate"), stacked("up"), stacked("down")),
+        experts=MlpWeights(*(_stack(read, config, prefix, name, stacked) for name in PROJECTIONS)),
+        shared=_mlp(read, apart) if config.n_shared_experts and not stacked else None,
     )
+
+
+def _stack(read: WeightReader, config: ModelConfig, prefix: str, name: str, shared: int) -> Any:
+    """One projection of all routed experts and, behind them, of that many shared ones: [E + S, N, K]."""
+    routed, names = config.n_routed_experts, f"{prefix}.experts.{{}}.{name}_proj.weight"
+    stored, shape = read.format(names.format(0)), read.shape(names.format(0))
+    size = (routed + shared, *shape)
+    if stored == "plain":
+        out, width = read.ops.empty_matrix(size), math.prod(shape)
+        put = functools.partial(read.fill, out)
+    else:
+        out, width = read.ops.empty_quantised(size, stored), 1
+        put = functools.partial(read.place, out)
+    for expert in range(routed):
+        put(names.format(expert), expert * width)
+    if shared:  # one MLP as wide as all of them: gate and up by rows, down by columns
+        of_expert = _down_by_expert(shared) if name == "down" else None
+        put(f"{prefix}.shared_experts.{name}_proj.weight", routed * width, of_expert)
+    return out
 
 
 def _down_by_expert(shared: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -237,5 +232,5 @@ def _drafter_layer(read: WeightReader, index: int) -> DrafterLayerWeights:
         read.exact(f"{attention}.k_norm.weight"),
         read.matrix(f"{attention}.o_proj.weight"),
         read.exact(f"{prefix}.post_attention_layernorm.weight"),
-        read.mlp(f"{prefix}.mlp"),
+        _mlp(read, f"{prefix}.mlp"),
     )

@@ -9,6 +9,12 @@ import numpy as np
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 BITS = np.dtype(np.uint16)  # the form of bf16 in a backend's memory
+AS_BITS = {BF16: BITS, np.dtype(ml_dtypes.float8_e4m3fn): np.dtype(np.uint8)}
+
+
+def stored_bits(values: np.ndarray) -> np.ndarray:
+    """bf16 as u16 and e4m3 as u8, another dtype as it is; no bytes are copied."""
+    return values.view(AS_BITS.get(values.dtype, values.dtype))
 
 
 def pieces(values: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -12,7 +12,9 @@ import numpy as np
 from ddtree.errors import UsageError
 from ddtree.ops.cublas import products
 from ddtree.ops.cuda_memory import CudaMemory
-from ddtree.ops.numpy_ops import NumpyOps
+from ddtree.ops.invariant import InvariantProducts
+from ddtree.ops.numpy_ops import NumpyOps, repeat
+from ddtree.quantised import Fp8Matrix, Int4Matrix
 from ddtree.reference.gate import gate_host
 from kernels_numba import (
     accept,
@@ -24,7 +26,6 @@ from kernels_numba import (
     embed,
     experts,
     gate,
-    linear,
     norm,
     pointwise,
     position,
@@ -40,7 +41,11 @@ class CudaOps(CudaMemory):
 
     def __init__(self, dtype: str = "f32", route: str = "device", gemm: str = "invariant"):
         super().__init__(dtype, route, gemm)
-        self._products: Any = linear if gemm == "invariant" else products(self)
+        self._products: Any = InvariantProducts(self) if gemm == "invariant" else products(self)
+
+    def repeat(self, array: Any, count: int) -> None:
+        """Make an array's elements those of its first `count` again and again, by copies on the device."""
+        repeat(array.reshape(-1), count, lambda to, source: to.copy_to_device(source, stream=self.stream))
 
     # --- the forward -------------------------------------------------------------------------------------------------
 
@@ -51,6 +56,11 @@ class CudaOps(CudaMemory):
         embed.embed(token_ids, table, out, self.stream)
 
     def linear(self, x: Any, weight: Any, out: Any) -> None:
+        if isinstance(weight, Fp8Matrix):
+            from kernels_numba.linear_fp8 import linear_fp8
+
+            linear_fp8(x, weight.values, weight.scales, out, self.stream)
+            return
         self._products.linear(x, weight, out, self.stream)
 
     def head_linear(self, x: Any, weight: Any, out: Any) -> None:
@@ -138,7 +148,14 @@ class CudaOps(CudaMemory):
         chosen = pairs // rows
         pair_out = self.scratch("experts pair_out", pairs * size)[: pairs * size].reshape(pairs, size)
         plan = self.scratch("experts plan", experts.plan_size(rows, w_gate.shape[0], chosen), np.int32)
-        experts.experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, chosen, self.stream)
+        launch, weights = experts.experts, (w_gate, w_up, w_down)
+        if isinstance(w_gate, Int4Matrix):
+            from kernels_numba.experts_int4 import experts_int4 as launch
+        elif isinstance(w_gate, Fp8Matrix):
+            from kernels_numba.experts_fp8 import experts_fp8 as launch
+        if launch is not experts.experts:
+            weights = tuple(weight.arrays for weight in weights)
+        launch(x, gates, *weights, hidden, out, pair_out, plan, chosen, self.stream)
 
     # --- the round ---------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,14 @@ import numpy as np
 
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import CapacityError, UsageError
+from ddtree.quantised import MATRIX_TYPES, QuantisedMatrix, arrays_of
 from ddtree.weights_pieces import BITS, convert
 
 DTYPES = ("f32", "bf16")
 ROUTES = ("device", "host")
 GEMMS = ("invariant", "cublas")
 CUBLAS_WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends from sm_90 on
+FP8_MULTIPLE = 16  # K of fp8 matrices, for 16-byte loads
 CHUNK_BYTES = 32 << 20  # of each of the two staging buffers
 
 
@@ -73,6 +75,24 @@ class DeviceMemory:
     def empty_matrix(self, shape: tuple[int, ...]) -> Any:
         """An uninitialised array in the matmul format: f32, or bf16 bits."""
         return self.empty(shape, BITS if self.dtype_name == "bf16" else np.float32, "a weight")
+
+    @staticmethod
+    def multiplies(stored: str, shape: tuple[int, ...]) -> bool:
+        """Whether `linear` takes a matrix [N, K] stored as fp8 or int4: INT4 has a kernel for experts alone."""
+        return stored == "fp8" and shape[-1] % FP8_MULTIPLE == 0
+
+    def empty_quantised(self, shape: tuple[int, ...], stored: str) -> QuantisedMatrix:
+        """An uninitialised fp8 or int4 matrix [.., N, K]. UsageError unless products are in bf16 and take such a K."""
+        if self.dtype_name != "bf16":
+            raise UsageError(
+                f"dtype: {stored} weights need bf16 on the backend cuda, found {self.dtype_name}: use --dtype bf16"
+            )
+        if stored == "fp8" and shape[-1] % FP8_MULTIPLE:
+            raise UsageError(
+                f"fp8 experts: the backend cuda takes inputs in multiples of {FP8_MULTIPLE}, found {shape[-1]}"
+            )
+        sizes = arrays_of(shape, stored)
+        return MATRIX_TYPES[stored](*(self.empty(size, dtype, "a weight") for size, dtype in sizes))
 
     def empty_cache(self, shape: tuple[int, ...]) -> Any:
         """An uninitialised cache, in the same format."""
@@ -145,8 +165,8 @@ class DeviceMemory:
         from ddtree.ops.scratch import largest_scratch  # which loads the kernels
 
         cublas = self.gemm == "cublas"
-        rounded = cublas and self.dtype_name == "bf16"
-        for name, (count, dtype) in largest_scratch(config, drafter, max_rows, capacity, rounded).items():
+        gemm = self.gemm if self.dtype_name == "bf16" else ""
+        for name, (count, dtype) in largest_scratch(config, drafter, max_rows, capacity, gemm).items():
             self.scratch(name, count, dtype)
         if cublas:
             self.scratch("gemm workspace", CUBLAS_WORKSPACE, np.uint8)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ddtree.config import ModelConfig
 from ddtree.errors import UsageError
+from ddtree.quantised import MATRIX_TYPES, QuantisedMatrix, arrays_of
 from ddtree.reference.accept import accept, compact
 from ddtree.reference.attention import attention
 from ddtree.reference.block_attention import block_attention
@@ -81,6 +83,16 @@ class NumpyOps:
 
     empty_cache = empty_matrix = empty  # another backend keeps these in its matmul format
 
+    @staticmethod
+    def multiplies(stored: str, shape: tuple[int, ...]) -> bool:
+        """Whether `linear` takes a matrix [N, K] stored as fp8 or int4; every backend's `experts` takes stacks."""
+        return True
+
+    @staticmethod
+    def empty_quantised(shape: tuple[int, ...], stored: str) -> QuantisedMatrix:
+        """An uninitialised fp8 or int4 matrix [.., N, K]."""
+        return MATRIX_TYPES[stored](*(np.empty(size, dtype) for size, dtype in arrays_of(shape, stored)))
+
     def put(self, array: np.ndarray) -> np.ndarray:
         """A contiguous copy of a weight in the backend's dtype."""
         return np.array(array, self.dtype, order="C")
@@ -93,6 +105,11 @@ class NumpyOps:
     def uploads(self) -> Iterator[Callable[[np.ndarray, int, np.ndarray], None]]:
         """Gives upload(array, start, values): values of any dtype and strides to the elements start.. of an array."""
         yield upload
+
+    @staticmethod
+    def repeat(array: np.ndarray, count: int) -> None:
+        """Make an array's elements, in row-major order, those of its first `count` again and again."""
+        repeat(array.reshape(-1), count, np.copyto)
 
     @staticmethod
     def integers(array: np.ndarray) -> np.ndarray:
@@ -114,6 +131,15 @@ class NumpyOps:
             config.routed_scaling_factor,
             config.topk_method,
         )
+
+
+def repeat(flat: Any, count: int, copy: Callable[[Any, Any], None]) -> None:
+    """Repeat the first `count` elements of a flat array of any backend; copy(to, source) is of equal sizes."""
+    size, done = flat.shape[0], count
+    while done < size:
+        more = min(done, size - done)
+        copy(flat[done : done + more], flat[:more])
+        done += more
 
 
 def upload(array: np.ndarray, start: int, values: np.ndarray) -> None:

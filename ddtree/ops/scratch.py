@@ -7,26 +7,31 @@ from typing import Any
 import numpy as np
 
 from ddtree.config import DrafterConfig, ModelConfig
-from kernels_numba import attention, block_attention, experts, topk
+from kernels_numba import attention, block_attention, experts, linear, topk
 
 Sizes = dict[str, tuple[int, Any]]
 
 
 def largest_scratch(
-    config: ModelConfig, drafter: DrafterConfig | None, max_rows: int, capacity: int, rounded: bool
+    config: ModelConfig, drafter: DrafterConfig | None, max_rows: int, capacity: int, gemm: str = ""
 ) -> Sizes:
     """Elements and dtype of each scratch, by name, for `max_rows` rows over caches of `capacity` rows.
 
-    `rounded` says whether inputs of products are rounded to bf16 into scratch of their own.
+    `gemm` is what multiplies bf16 weights, "cublas" or "invariant", which take scratch for that; empty with f32 ones.
     """
     sizes = _target(config, max_rows, capacity)
     if drafter is not None:
         sizes |= _drafter(config, drafter, capacity)
-    if rounded:
+    if gemm == "cublas":
         inputs = _target_input(config) * max_rows
         if drafter is not None:
             inputs = max(inputs, _drafter_input(config, drafter, max_rows))
         sizes["gemm input"] = inputs, np.uint16
+    if gemm == "invariant":
+        shapes = _target_products(config, max_rows)
+        if drafter is not None:
+            shapes += _drafter_products(config, drafter, max_rows)
+        sizes["linear"] = max(linear.linear_scratch(*shape) for shape in shapes), np.float32
     return sizes
 
 
@@ -74,3 +79,28 @@ def _drafter_input(config: ModelConfig, drafter: DrafterConfig, max_rows: int) -
     features = max_rows * max(len(d.target_layer_ids) * config.hidden_size, d.hidden_size)
     width = max(d.hidden_size, d.num_attention_heads * d.head_dim, d.intermediate_size)
     return max(features, d.block_size * width)
+
+
+def _target_products(config: ModelConfig, rows: int) -> list[tuple[int, int, int, int]]:
+    """(rows, heads, N, K) of each product of the target with a weight in the matmul format."""
+    c, heads, hidden = config, config.num_attention_heads, config.hidden_size
+    nope, value, rank = c.qk_nope_head_dim, c.v_head_dim, c.kv_lora_rank
+    found = [(rows, heads, rank, nope), (rows, heads, value, rank)]
+    pairs = [(c.q_lora_rank, hidden)] if c.q_lora_rank else []
+    pairs += [(heads * c.q_head_dim, c.q_lora_rank or hidden), (rank + c.qk_rope_head_dim, hidden)]
+    pairs += [(hidden, heads * value), (c.vocab_size, hidden)]
+    for width in (c.intermediate_size, c.shared_intermediate_size):
+        pairs += [(width, hidden), (hidden, width)] if width else []
+    return found + [(rows, 1, *pair) for pair in pairs]
+
+
+def _drafter_products(
+    config: ModelConfig, drafter: DrafterConfig, max_rows: int
+) -> list[tuple[int, int, int, int]]:
+    """The same of the drafter: context features of all rows, and its block."""
+    d, hidden = drafter, drafter.hidden_size
+    queries, keys = d.num_attention_heads * d.head_dim, d.num_key_value_heads * d.head_dim
+    found = [(max_rows, 1, hidden, len(d.target_layer_ids) * config.hidden_size), (max_rows, 1, keys, hidden)]
+    pairs = [(queries, hidden), (keys, hidden), (hidden, queries), (d.vocab_size, hidden)]
+    pairs += [(d.intermediate_size, hidden), (hidden, d.intermediate_size)]
+    return found + [(d.block_size, 1, *pair) for pair in pairs]

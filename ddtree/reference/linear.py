@@ -7,14 +7,20 @@ shape; with one row a call there is nothing to choose, so a row keeps its bits w
 
 import numpy as np
 
+from ddtree.quantised import Fp8Matrix, Int4Matrix, QuantisedMatrix
+from ddtree.reference.linear_quantised import linear_quantised
+
 
 def embed(token_ids: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
     """Gather rows: out[i] = table[token_ids[i]]; token_ids i32[M], table [V, H], out [M, H]."""
     np.take(table, token_ids, axis=0, out=out, mode="raise")
 
 
-def linear(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
-    """out = x @ weight.T, row by row; x [M, K], weight [N, K], out [M, N]."""
+def linear(x: np.ndarray, weight: np.ndarray | QuantisedMatrix, out: np.ndarray) -> None:
+    """out = x @ weight.T, row by row; x [M, K], weight [N, K], plain or quantised, out [M, N]."""
+    if isinstance(weight, Int4Matrix | Fp8Matrix):
+        linear_quantised(x, weight, out)
+        return
     np.matmul(x[:, None, :], weight.T, out=out[:, None, :])
 
 

@@ -142,7 +142,9 @@ def test_layers_of_random_weights(monkeypatch, capsys, small):
             ("layers", "--config", "no-such"),
             "deepseek-v2-lite, deepseek-v3, kimi-k2, kimi-k2.6, random-4.8b; found",
         ),
-        (("decode", "--config", "kimi-k2.6"), "there is no drafter"),
+        (("decode", "--config", "kimi-k2"), "there is no drafter"),
+        (("layers", "--weights", "fp8"), "weights: only those of a random model"),
+        (("decode", "--weights", "int4"), "weights: only those of a random model"),
     ],
 )
 def test_wrong_usage_is_one_line(monkeypatch, capsys, arguments, says):

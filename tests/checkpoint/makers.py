@@ -5,11 +5,14 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from safetensors import safe_open
+import pytest
+from safetensors import deserialize
 from safetensors.numpy import save_file
 
+from ddtree.checkpoint import convert_to_kdtr
 from ddtree.checkpoint_names import expected_tensors
 from ddtree.config import DrafterConfig, ModelConfig
+from ddtree.errors import DdtreeError
 
 NUMPY = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 
@@ -90,10 +93,8 @@ def read_hf(directory: Path) -> dict[str, tuple[str, str, tuple[int, ...], bytes
     """Every tensor as the safetensors library reads it: name -> (file, dtype, shape, bytes)."""
     tensors = {}
     for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118
-                array = file.get_tensor(name)
-                tensors[name] = (path.name, str(array.dtype), array.shape, array.tobytes())
+        for name, entry in deserialize(path.read_bytes()):
+            tensors[name] = (path.name, entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
     return tensors
 
 
@@ -106,3 +107,15 @@ def assert_same_checkpoint(found: Path, wanted: Path) -> None:
             assert json.loads((found / path.name).read_text()) == json.loads(path.read_text())
         else:
             assert (found / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def refuses(tmp_path, source, kind, *fragments) -> None:
+    """convert_to_kdtr raises `kind`, in one line that holds every fragment, and writes nothing."""
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(kind) as caught:
+        convert_to_kdtr(source, tmp_path / "out.kdtr", progress=False)
+    message = str(caught.value)
+    assert isinstance(caught.value, DdtreeError) and "\n" not in message and len(message) < 1500
+    for fragment in fragments:
+        assert fragment in message
+    assert sorted(tmp_path.iterdir()) == before

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import pytest
 from compare_arrays import assert_same_bits
+from model.quantised_models import quantised_tiny
 from support import (
     commit_chain,
     make_model,
@@ -27,14 +28,21 @@ from ddtree.tree import DraftTree
 
 NUM_TOKENS = 140  # two tile boundaries and some
 MODELS = [(name, dtype) for name in ("py12m", "dsv3_yarn") for dtype in ("f32", "f64")]
+MODELS += [("int4", "f32"), ("fp8", "f32")]  # the tiny target, quantised
 CONTEXTS = (1, 62, 63, 64, 65, 66, 127, 128, 129)
 ROOT_TOKEN = 5
 each_model = pytest.mark.parametrize(("name", "dtype"), MODELS)
 
 
+def bundle_of(name):
+    if name in ("int4", "fp8"):
+        return quantised_tiny(name)
+    return trained() if name == "py12m" else tiny(name)
+
+
 @functools.cache
 def model_of(name, dtype):
-    return make_model(trained() if name == "py12m" else tiny(name), dtype, max_rows=NUM_TOKENS)
+    return make_model(bundle_of(name), dtype, max_rows=NUM_TOKENS)
 
 
 def text(name):
@@ -189,8 +197,7 @@ def test_before_and_after_ancestors_are_committed(name, dtype, context_len):
 def test_a_row_of_nan_leaves_the_others_alone(name, dtype):
     """A row whose embedding is NaN makes NaN of itself and what stands below it, of no other row."""
     model, context_len = model_of(name, dtype), 70
-    bundle = trained() if name == "py12m" else tiny(name)
-    broken = make_model(bundle, dtype, max_rows=NUM_TOKENS)
+    broken = make_model(bundle_of(name), dtype, max_rows=NUM_TOKENS)
     tree = random_tree(np.random.default_rng(4), 16, model.config.vocab_size, ROOT_TOKEN)
     bad_row = 3
     assert (tree.token_ids == tree.token_ids[bad_row]).sum() == 1 and len(tree.children(bad_row))
