@@ -90,36 +90,56 @@ def record_command(
     help="No node lies deeper; may be repeated.",
 )
 @click.option(
+    "--scheduler",
+    default="local",
+    show_default=True,
+    help="local: processes of this machine; or the address of a running Dask scheduler, as tcp://HOST:8786.",
+)
+@click.option(
     "--workers",
     type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Processes that share the work.",
+    show_default="1, without Dask",
+    help="Processes of the local scheduler that share the work.",
 )
-@click.option("--out", help="Write a row for each prompt and setting to this JSON Lines file.")
+@click.option(
+    "--out", help="Write a row for each prompt and setting to this JSON Lines file, kept as they come."
+)
 @json_option
 def replay_command(
     directory: str,
     shapes: tuple[str, ...],
     budgets: tuple[int, ...],
     depths: tuple[int, ...],
-    workers: int,
+    scheduler: str,
+    workers: int | None,
     out: str | None,
     as_json: bool,
 ) -> None:
-    """Walk trees of every shape, budget and depth along the recordings in DIRECTORY; runs no model."""
-    from ddtree.study_replay import replay, totals, write_rows  # numba comes with it, which takes a moment
+    """Walk trees of every shape, budget and depth along the recordings in DIRECTORY; runs no model.
+
+    Workers of a scheduler elsewhere must see DIRECTORY under the same absolute path, and have the same versions; start
+    them with one thread each. A worker that dies costs the piece it was at: another does it again. With --out, rows
+    that are finished outlive an interruption in FILE.part: the same command again does the others alone.
+    """
+    # Here, for numba comes with it, which takes a moment.
+    from ddtree.study_replay import LOCAL, Journal, replay, totals
 
     if as_json and out is not None:
         raise UsageError("replay: --json prints the rows, --out writes them to a file; give one of them")
+    if scheduler != LOCAL and workers is not None:
+        raise UsageError(f"replay: --workers are local processes, and {scheduler} has its own; leave one out")
     recordings = open_recordings(directory)
-    bar, start = LateBar("replay", "row"), time.perf_counter()
+    bar, journal = LateBar("replay", "row"), None if out is None else Journal(out, say)
+    times = [time.perf_counter()]
+
+    def step(done: int, total: int) -> None:
+        times.append(time.perf_counter())
+        if done < total or len(times) > 2:  # else nothing is left to do
+            bar.step(total, done)
+
     rows = replay(
-        recordings, shapes, budgets, depths or None, workers, lambda done, total: bar.step(total, done)
+        recordings, shapes, budgets, depths or None, workers or 1, step, scheduler=scheduler, journal=journal
     )
-    seconds, rounds = time.perf_counter() - start, sum(row["rounds"] for row in rows)
-    if out is not None:
-        write_rows(out, rows)
     if as_json:
         document = {"directory": directory, "settings": recordings[0].header, "rows": rows}
         click.echo(json.dumps(document, indent=1))
@@ -128,7 +148,12 @@ def replay_command(
         click.echo(
             "accept: tokens a round, bonus token included; no loops: over rounds that start outside a repetition"
         )
-    say(f"{rounds} trees in {seconds:.2f} s, {rounds / seconds:.0f} trees/s, workers {workers}")
+    found = journal.found.values() if journal else ()
+    rounds = sum(row["rounds"] for row in rows) - sum(row["rounds"] for row in found)
+    start, seconds = times[1] - times[0], times[-1] - times[1]
+    speed = f"{rounds} trees in {seconds:.2f} s, {rounds / seconds if rounds else 0:.0f} trees/s"
+    where = f"workers {workers or 1}" if scheduler == LOCAL else scheduler
+    say(f"{speed}, {where}, after {start:.2f} s of start")
 
 
 def format_totals(records: list[dict[str, Any]]) -> str:
@@ -153,8 +178,12 @@ def format_totals(records: list[dict[str, Any]]) -> str:
 @click.command("report")
 @click.argument("rows")
 @click.option("--out", required=True, help="The folder for report.md and its figures.")
-def report_command(rows: str, out: str) -> None:
+@click.option(
+    "--recordings", help="The folder the rows were replayed from: siblings and calibration are shown too."
+)
+def report_command(rows: str, out: str, recordings: str | None) -> None:
     """One page with figures out of the rows that `study replay --out` wrote: which tree pays, here and at scale."""
     from ddtree.study_report import read_rows, write_report
 
-    click.echo(f"Wrote {write_report(read_rows(rows), out)}.")
+    found = open_recordings(recordings) if recordings else []
+    click.echo(f"Wrote {write_report(read_rows(rows), out, found)}.")

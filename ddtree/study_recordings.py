@@ -52,8 +52,8 @@ class Recording:
     log_probs: np.ndarray
 
     def __reduce__(self) -> tuple:
-        """Another process is told where the file is, and maps it itself."""
-        return read_recording, (self.path, self.sha256)
+        """Another process is told where the file is, and maps it itself, if it is the same file there."""
+        return recording_at, (self.path.absolute(), self.sha256)
 
     @property
     def horizon(self) -> int:
@@ -108,6 +108,14 @@ def open_recording(directory: Path, line: dict[str, Any]) -> Recording:
 
 
 @lru_cache(maxsize=8)
+def recording_at(path: Path, sha256: str) -> Recording:
+    """The recording in a file that another process named, maybe on another machine; errors as in `open_recordings`."""
+    if (found := sha256_of(path)) != sha256:
+        state = "cannot be read" if found is None else "is another file"
+        raise UsageError(f"{path} {state} here: each worker must see the recordings under this path")
+    return read_recording(path, sha256)
+
+
 def read_recording(path: Path, sha256: str) -> Recording:
     """The recording in a file whose sha256 is known; errors as in `open_recordings`."""
     file = kdtr.KdtrFile(path)

@@ -6,31 +6,36 @@ the bonus token, cut at the tokens wanted, and go on at the next root: the round
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, product
-from multiprocessing import get_context
-from pathlib import Path
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from ddtree.errors import UsageError
 from ddtree.shapes import get_shape
 from ddtree.study_fast import accepted_length, best_first
+from ddtree.study_journal import Journal
 from ddtree.study_recordings import Recording
+from ddtree.study_rows import Counts, Setting, row_of, shape_sha256, totals, write_rows
+from ddtree.study_workers import LOCAL, Part, Work, on_workers
 from ddtree.tree import DraftTree
+from ddtree.versions import package_version
 
-CHUNKS = 4  # pieces of work a worker gets, at least: the last ones to finish leave little idle
-
-Setting = tuple[str, int, int]  # shape, budget, depth
-Counts = tuple[int, int, int, int]  # rounds, nodes, rounds inside loops and their tokens
+__all__ = [
+    "LOCAL",
+    "Cell",
+    "Journal",
+    "check_settings",
+    "count",
+    "replay",
+    "replay_rounds",
+    "totals",
+    "write_rows",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,143 +132,96 @@ def replay(
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
     context: Mapping[str, Any] | None = None,
+    scheduler: str = LOCAL,
+    journal: Journal | None = None,
 ) -> list[dict[str, Any]]:
     """One row for each recording, shape, budget and depth (default: the horizon), in that order.
 
-    With workers > 1 as many processes share the recordings; the rows are the same. A script that asks for them keeps
-    its own code under `if __name__ == "__main__"`, as multiprocessing wants. `progress(rows done, total)` hears of
-    each piece of work; `context` is as in `replay_rounds`, and goes to workers by pickle. Raises UsageError as
-    `check_settings` does, or when a worker dies.
+    With workers > 1 as many Dask processes on this machine share the cells (a recording and a setting); with the
+    address of a Dask scheduler, its workers do, and they must see the recordings under the same path. The rows are the
+    same. A script that asks for processes keeps its own code under `if __name__ == "__main__"`, as multiprocessing
+    wants.
+    `progress(rows done, total)` hears when work begins, of the rows that are there already, and then of what is added.
+    `context` is as in `replay_rounds`, and goes to workers by pickle. A `journal` keeps rows as they come, gives those
+    that it holds, and writes the whole file; it knows shapes by name, so it takes no context. Raises UsageError as
+    `check_settings`, `on_workers` and `Journal` do.
     """
     if not recordings or workers < 1:
         raise UsageError("replay: expected at least one recording and one worker")
+    if journal and context:
+        raise UsageError("replay: a journal cannot tell one context from another; name shapes as NAME:VALUE")
     depths = [max(each.horizon for each in recordings)] if depths is None else depths
     settings = list(product(dict.fromkeys(shapes), dict.fromkeys(budgets), dict.fromkeys(depths)))
     check_settings(recordings, shapes, budgets, depths, context)
-    pieces = _pieces(recordings, settings, workers)
-    rows: list[dict[str, Any]] = []
-    for (recording, part), counts in zip(
-        pieces, _map(partial(count, context=context), pieces, workers), strict=True
-    ):
-        rows += [_row(recording, *setting, *counted) for setting, counted in zip(part, counts, strict=True)]
-        if progress:
-            progress(len(part), len(recordings) * len(settings))
+    known = {shape: shape_sha256(shape, context) for shape in dict.fromkeys(shapes)}
+    version = package_version("ddtree")
+    cells = [Cell(recording, *setting) for recording in recordings for setting in settings]
+    keys = [(cell.recording.sha256, *cell.setting, version, known[cell.shape]) for cell in cells]
+    with journal or nullcontext():
+        found = journal.begin(keys) if journal else {}
+        rows = [found.get(key) for key in keys]
+        missing = [place for place, row in enumerate(rows) if row is None]
+        work = partial(count, context=context, known=known)
+        parts = spread(work, [cells[place] for place in missing], workers, scheduler)
+        with closing(parts):
+            for places, counts in parts:
+                new = []
+                for each, counted in zip(places, counts, strict=True):
+                    cell = cells[missing[each]]
+                    made_by = {"version": version, "shape_sha256": known[cell.shape]}
+                    new.append(row_of(cell.recording, cell.setting, counted, made_by))
+                    rows[missing[each]] = new[-1]
+                if journal and new:
+                    journal.add(new)
+                if progress:
+                    progress(len(new) if places else len(cells) - len(missing), len(cells))
+        if journal:
+            journal.finish(rows)
     return rows
 
 
-Piece = tuple[Recording, list[Setting]]
-
-
-def _pieces(recordings: Sequence[Recording], settings: list[Setting], workers: int) -> list[Piece]:
-    """The work in the rows' order: a recording with all its settings, cut where there are few recordings."""
-    cuts = min(len(settings), -(-CHUNKS * workers // len(recordings))) if workers > 1 else 1
-    bounds = [len(settings) * cut // cuts for cut in range(cuts + 1)]
-    parts = [settings[low:high] for low, high in pairwise(bounds)]
-    return [(recording, part) for recording in recordings for part in parts]
-
-
-def _map(work: Callable[[Piece], list[Counts]], pieces: list[Piece], workers: int) -> Iterator[list[Counts]]:
-    """What `work` makes of each piece, in order; workers are fresh processes with one BLAS thread each."""
-    if workers == 1:
-        yield from map(work, pieces)
+def spread(work: Work, cells: Sequence[Cell], workers: int, scheduler: str) -> Iterator[Part]:
+    """First nothing; then places of cells and what `work` made of them, here one by one, else as `on_workers`."""
+    if cells and (workers > 1 or scheduler != LOCAL):
+        yield from on_workers(work, cells, [len(cell.recording.tokens) for cell in cells], workers, scheduler)
         return
-    one_thread = partial(threadpool_limits, 1)
-    try:
-        with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
-            yield from pool.map(work, pieces)
-    except BrokenProcessPool:
-        raise UsageError("workers: a worker process ended before its work; ask for fewer --workers") from None
+    yield [], []
+    for place, counts in enumerate(work(cells)):
+        yield [place], [counts]
 
 
-def count(piece: Piece, context: Mapping[str, Any] | None = None) -> list[Counts]:
-    """The counts of one recording's replays, one a setting: all that a worker sends back."""
-    recording, settings = piece
-    looping = recording.looping
-    builders = {shape: builder_of(shape, context) for shape in dict.fromkeys(each[0] for each in settings)}
-    counts = []
-    for shape, budget, depth in settings:
+class Cell(NamedTuple):
+    """A recording and a setting: one row."""
+
+    recording: Recording
+    shape: str
+    budget: int
+    depth: int
+
+    @property
+    def setting(self) -> Setting:
+        return self[1:]
+
+    def __str__(self) -> str:
+        return f"prompt {self.recording.prompt}, shape {self.shape}, budget {self.budget}, depth {self.depth}"
+
+
+def count(
+    cells: Iterable[Cell], context: Mapping[str, Any] | None = None, known: Mapping[str, str] | None = None
+) -> Iterator[Counts]:
+    """The counts of each cell's replay. UsageError for a shape whose `shape_sha256` is not the one that is `known`."""
+    builders: dict[str, Callable[[np.ndarray], Builder]] = {}
+    for cell in cells:
+        shape, looping = cell.shape, cell.recording.looping
+        if shape not in builders:
+            builders[shape] = builder_of(shape, context)
+            if known and shape_sha256(shape, context) != known[shape]:
+                raise UsageError(f"shape: {shape}: its code or file is not the one that the sweep began with")
         rounds, nodes, inside, inside_tokens = 0, 0, 0, 0
-        for this in _rounds(recording, builders[shape], budget, depth):
+        for this in _rounds(cell.recording, builders[shape], cell.budget, cell.depth):
             rounds += 1
             nodes += this.tree.num_nodes
             if looping[this.root]:
                 inside += 1
                 inside_tokens += len(this.tokens)
-        counts.append((rounds, nodes, inside, inside_tokens))
-    return counts
-
-
-def _row(
-    recording: Recording,
-    shape: str,
-    budget: int,
-    depth: int,
-    rounds: int,
-    nodes: int,
-    inside: int,
-    inside_tokens: int,
-) -> dict[str, Any]:
-    """What one replay amounts to; tokens count the first, which the prefill gives. Lengths count the bonus token."""
-    committed = len(recording.tokens) - 1
-
-    def mean(total: int, count: int) -> float | None:
-        return total / count if count else None
-
-    return {
-        "shape": shape,
-        "budget": budget,
-        "depth": depth,
-        "temperature": recording.temperature,
-        "prompt": recording.prompt,
-        "kind": recording.kind,
-        "sequence": recording.sequence,
-        "rounds": rounds,
-        "tokens": len(recording.tokens),
-        "mean_acceptance": mean(committed, rounds),
-        "nodes": nodes,
-        "nodes_per_round": mean(nodes, rounds),
-        "loop_tokens": int(recording.looping.sum()),
-        "rounds_inside_loops": inside,
-        "tokens_inside_loops": inside_tokens,
-        "mean_acceptance_inside_loops": mean(inside_tokens, inside),
-        "rounds_outside_loops": rounds - inside,
-        "tokens_outside_loops": committed - inside_tokens,
-        "mean_acceptance_outside_loops": mean(committed - inside_tokens, rounds - inside),
-        "trace_sha256": recording.sha256,
-    }
-
-
-def totals(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows summed over prompts, for each shape, budget, depth and temperature; means weigh rounds equally."""
-    keys = ("temperature", "shape", "budget", "depth")
-    counts = ("rounds", "tokens", "nodes", "rounds_outside_loops", "tokens_outside_loops")
-    sums: dict[tuple, dict[str, Any]] = {}
-    for row in rows:
-        key = tuple(row[name] for name in keys)
-        total = sums.setdefault(
-            key, dict(zip(keys, key, strict=True)) | dict.fromkeys((*counts, "prompts"), 0)
-        )
-        total["prompts"] += 1
-        for name in counts:
-            total[name] += row[name]
-    for total in sums.values():
-        rounds, outside = total["rounds"], total["rounds_outside_loops"]
-        total["mean_acceptance"] = (total["tokens"] - total["prompts"]) / rounds if rounds else None
-        total["nodes_per_round"] = total["nodes"] / rounds if rounds else None
-        total["mean_acceptance_outside_loops"] = total["tokens_outside_loops"] / outside if outside else None
-    return list(sums.values())
-
-
-def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as JSON Lines to a file that replaces `path` when it is whole; UsageError if it cannot."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp") if path.name else path
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path}: cannot write the rows: it is no regular file")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(f"{path}: cannot write the rows: {error.strerror}") from None
+        yield rounds, nodes, inside, inside_tokens

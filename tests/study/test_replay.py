@@ -15,7 +15,7 @@ from ddtree.errors import UsageError
 from ddtree.metrics import Tally
 from ddtree.shapes import SHAPES
 from ddtree.study_record import record
-from ddtree.study_replay import count, replay, replay_rounds, totals
+from ddtree.study_replay import Cell, count, replay, replay_rounds, totals
 
 ONLY_REPLAYED = {"oracle"}  # wants the continuation, which no decode has
 SPELLED = {"fixed": "fixed:sequoia64"}
@@ -119,7 +119,7 @@ def test_rows_come_in_order_and_are_plain_numbers(recorded):
         [2, 15],
         progress=lambda *step: heard.append(step),
     )
-    assert heard == [(8, 48)] * 6
+    assert heard == [(0, 48)] + [(1, 48)] * 48
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
     settings = [(shape, b, d) for shape in ("chain", "best_first") for b in (4, 8) for d in (2, 15)]
     assert [(row["shape"], row["budget"], row["depth"]) for row in rows] == settings * 6
@@ -128,12 +128,6 @@ def test_rows_come_in_order_and_are_plain_numbers(recorded):
     mine = [row for row in rows if (row["shape"], row["budget"], row["depth"]) == settings[0]][:3]
     assert sums[0]["rounds"] == sum(row["rounds"] for row in mine)
     assert sums[0]["mean_acceptance"] == 3 * 23 / sums[0]["rounds"]
-
-
-def test_workers_give_the_same_rows(recorded):
-    """Fresh processes map the files themselves; few recordings are cut into pieces by setting."""
-    arguments = (recorded.recordings[:2], ["best_first", "oracle"], [4, 64], [3, 15])
-    assert replay(*arguments, workers=2) == replay(*arguments)
 
 
 def test_what_cannot_be_replayed_is_refused(recorded):
@@ -159,11 +153,11 @@ def test_a_table_of_the_whole_vocabulary_decides_every_budget(recorded):
 
 def test_two_thousand_trees_of_64_nodes_a_second(recorded):
     """On one core; the best of a few, for the machine is shared. Measured: 70,000 and more."""
-    pieces = [(recording, [("best_first", 64, 15)] * 20) for recording in recorded.recordings]
+    cells = [Cell(recording, "best_first", 64, 15) for recording in recorded.recordings for _ in range(20)]
     speeds = []
     for _ in range(3):
         start = time.perf_counter()
-        trees = sum(rounds for piece in pieces for rounds, *_ in count(piece))
+        trees = sum(rounds for rounds, *_ in count(cells))
         speeds.append(trees / (time.perf_counter() - start))
     assert max(speeds) > 2000
     nodes = [this.tree.num_nodes for this in replay_rounds(recorded.recordings[0], "best_first", 64)]
