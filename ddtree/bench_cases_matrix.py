@@ -20,7 +20,9 @@ def cases(quick: bool) -> list[Case]:
         sizes = [(m, n, k) for m in (1, 2, 3, 5, 9) for n, k in ((33, 64), (17, 35))]
         found = [linear(*size, dtype) for dtype in ("f32", "bf16") for size in sizes]
         return found + [head_linear(m, 3, 17, 40, dtype) for dtype in ("f32", "bf16") for m in (1, 6)]
-    found = [linear(m, 18432, 7168, "bf16") for m in (1, 16, 64, 256)]
+    found = [linear(m, 18432, 7168, "bf16") for m in (1, 16, 64, 65, 128, 256)]
+    found += [linear(m, 7168, k, "bf16") for k in (18432, 8192) for m in (1, 17, 65)]
+    found += [linear(m, n, 7168, "bf16") for n in (576, 1536) for m in (1, 17, 65)]
     found += [linear(m, n, k, "bf16") for n, k in ((768, 2048), (2048, 2048)) for m in (1, 64)]
     found += [linear(m, n, 256, dtype) for n in (768, 2048) for dtype in ("f32", "bf16") for m in (1, 16, 64)]
     return found + [head_linear(m, 64, b, a, "bf16") for b, a in ((512, 128), (128, 512)) for m in (1, 64)]
@@ -45,6 +47,13 @@ def unit_of(length: int, dtype: str) -> str:
     return "mma" if dtype == "bf16" and length % 8 == 0 else "fma"
 
 
+def scratch_of(rows: int, heads: int, width: int, length: int, dtype: str) -> np.ndarray:
+    """Poisoned scratch for a product; one element where it wants none."""
+    from kernels_numba import linear as kernels
+
+    return poisoned(max(1, kernels.linear_scratch(rows, heads, width, length) if dtype == "bf16" else 0))
+
+
 def linear(rows: int, width: int, length: int, dtype: str) -> Case:
     name = f"linear {dtype} {rows}x{length}x{width}"
     item = 2 if dtype == "bf16" else 4
@@ -56,6 +65,7 @@ def linear(rows: int, width: int, length: int, dtype: str) -> Case:
         rng = generator(name)
         x = normal(rng, rows, length)
         arrays, shared = {"x": x, "out": poisoned(rows, width)}, {}
+        arrays["scratch"] = scratch_of(rows, 1, width, length, dtype)
         columns = np.arange(width)
         if large:
             weight, shared["weight"] = _large_weight(width, length, dtype)
@@ -73,7 +83,7 @@ def linear(rows: int, width: int, length: int, dtype: str) -> Case:
         return Work(
             arrays,
             ("out",),
-            lambda d, s: kernels.linear(d.x, d.weight, d.out, s),
+            lambda d, s: kernels.linear(d.x, d.weight, d.out, d.scratch, s),
             check,
             shared,
             f"{len(columns)} of {width} columns" if large else "all",
@@ -99,7 +109,13 @@ def head_linear(rows: int, heads: int, width: int, length: int, dtype: str) -> C
             require_close("out", found["out"], (wide @ part).transpose(1, 0, 2), (length + 8) * EPS, scale)
 
         arrays = {"x": x, "weight": weight, "out": poisoned(rows, heads, width)}
-        return Work(arrays, ("out",), lambda d, s: kernels.head_linear(d.x, d.weight, d.out, s), check)
+        arrays["scratch"] = scratch_of(rows, heads, width, length, dtype)
+        return Work(
+            arrays,
+            ("out",),
+            lambda d, s: kernels.head_linear(d.x, d.weight, d.out, d.scratch, s),
+            check,
+        )
 
     moved = heads * (width * length * (2 if dtype == "bf16" else 4) + 4 * rows * (length + width))
     flops = 2 * rows * heads * width * length

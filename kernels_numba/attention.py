@@ -8,7 +8,8 @@ shape alone; a block takes one split of one row for up to 16 heads, then `attent
 So a row's bits depend on its keys, its queries and p: not on other rows, the capacity, or what is committed.
 
 In bf16 mode (caches of bf16 bits) the queries are rounded to bf16 here, as any input of a product is; the softmax's
-weights are not, and so are all sums and the result f32.
+weights are not, and so are all sums and the result f32. `attention_wgmma`, which Kimi K2 and DeepSeek-V3 take on an
+H100 or H200, rounds its weights too.
 """
 
 import functools
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 from numba import cuda, float32, int32, int64, types, uint32
 
+from kernels_numba import attention_wgmma
 from kernels_numba.attention_combine import combine_rows, keys_of_row, keys_of_split, scratch_size, splits_for
 from kernels_numba.checks import check, require
 from kernels_numba.primitives import SIMULATED, after_previous, device_function
@@ -112,21 +114,14 @@ def make_attention(rank, rope, half):
 
 def attention_scratch(rows, heads, rank, capacity):
     """f32 elements of scratch that `attention` wants for up to that many rows over caches of that capacity."""
-    return scratch_size(rows * heads, rank, capacity)
+    wanted = scratch_size(rows * heads, rank, capacity)
+    if rank == attention_wgmma.RANK and heads % attention_wgmma.HEADS == 0:
+        wanted = max(wanted, attention_wgmma.wgmma_scratch(rows, heads, capacity))
+    return wanted
 
 
 def attention(
-    q_latent,
-    q_rope,
-    latent_cache,
-    rope_cache,
-    lineage,
-    depths,
-    context_len,
-    scale,
-    out,
-    scratch,
-    stream=0,
+    q_latent, q_rope, latent_cache, rope_cache, lineage, depths, context_len, scale, out, scratch, stream=0
 ):
     """out[i, h] = softmax(scale * (q_latent . latents + q_rope . ropes)) @ latents over positions 0..p of row i.
 
@@ -135,7 +130,32 @@ def attention(
     scratch flat f32 of at least attention_scratch(M, H, R, capacity). R and P are multiples of 8; arrays start at 16
     bytes. What a row does not see may hold anything. A padding row (lineage -1) sees the context, and gives 0 where
     there is none. Raises LaunchError.
+
+    A GPU of compute capability 9.0 takes `attention_wgmma` where that can: bf16, (R, P) = (512, 64), H a multiple of
+    64, a positive scale. Its softmax weights are bf16. All else is `portable_attention`.
     """
+    queries, caches = (q_latent, q_rope), (latent_cache, rope_cache)
+    arguments = (*queries, *caches, lineage, depths, context_len, scale, out, scratch)
+    _check_arguments(*arguments)
+    if scale > 0 and attention_wgmma.can_take(*queries, latent_cache):
+        attention_wgmma.attend_rows(*arguments, stream)
+    else:
+        _launch_portable(*arguments, stream)
+
+
+def portable_attention(
+    q_latent, q_rope, latent_cache, rope_cache, lineage, depths, context_len, scale, out, scratch, stream=0
+):
+    """As `attention`, by the kernel of every GPU and every shape, whose softmax weights are f32."""
+    queries, caches = (q_latent, q_rope), (latent_cache, rope_cache)
+    arguments = (*queries, *caches, lineage, depths, context_len, scale, out, scratch)
+    _check_arguments(*arguments)
+    _launch_portable(*arguments, stream)
+
+
+def _check_arguments(
+    q_latent, q_rope, latent_cache, rope_cache, lineage, depths, context_len, scale, out, scratch
+):
     check("attention: q_latent", q_latent, "float32", (None, None, None))
     rows, heads, rank = q_latent.shape
     check("attention: q_rope", q_rope, "float32", (rows, heads, None))
@@ -147,9 +167,8 @@ def attention(
     check("attention: latent_cache", latent_cache, ("float32", "uint16"), (None, rank))
     capacity, half = latent_cache.shape[0], str(latent_cache.dtype) == "uint16"
     width = rank + rope
-    key_warps = key_warps_for(width, width, half)
     require(
-        key_warps > 0,
+        key_warps_for(width, width, half) > 0,
         f"attention: R + P: expected sixteen keys to fit in shared memory, found {width}",
     )
     check("attention: rope_cache", rope_cache, str(latent_cache.dtype), (capacity, rope))
@@ -161,9 +180,16 @@ def attention(
     wanted = attention_scratch(rows, heads, rank, capacity)
     require(scratch.size >= wanted, f"attention: scratch: expected {wanted} elements, found {scratch.size}")
     require(capacity > 0 or not rows, "attention: latent_cache: expected at least one row, found none")
+
+
+def _launch_portable(
+    q_latent, q_rope, latent_cache, rope_cache, lineage, depths, context_len, scale, out, scratch, stream
+):
     if not q_latent.size:
         return
-    splits = splits_for(capacity)
+    (rows, heads, rank), rope = q_latent.shape, q_rope.shape[2]
+    half, width = str(latent_cache.dtype) == "uint16", rank + rope
+    splits = splits_for(latent_cache.shape[0])
     kernel = make_attention(rank, rope, half)
     kernel[(splits, -(-heads // ROWS), rows), THREADS, stream](
         q_latent.reshape(-1),
@@ -177,7 +203,7 @@ def attention(
         np.int32(heads),
         scratch,
     )
-    step = plan_of(width, width, half, key_warps).keys
+    step = plan_of(width, width, half, key_warps_for(width, width, half)).keys
     combine_rows(scratch, lineage, depths, context_len, step, splits, out, stream)
 
 

@@ -84,22 +84,28 @@ def turns_for(splits):
     return 1 if splits <= WARPS else -(-MAX_SPLITS // WARPS)
 
 
-@functools.cache
-def make_combine(turns):
-    """combine(slot, slots, width, keys, splits, scratch, out, at) for up to turns * WARPS splits.
+@device_function
+def used_splits(keys):
+    """How many splits a slot has; keys are (how many it sees, those of a step of the blocks before)."""
+    span = uint32(max(span_of(keys[0], uint32(keys[1])), int32(1)))
+    return int32((uint32(keys[0]) + span - uint32(1)) // span)
 
-    `keys` are (how many the slot sees, those of a step of the blocks before).
+
+@functools.cache
+def make_combine(turns, most=MAX_SPLITS, used_of=used_splits, power=exp):
+    """combine(slot, slots, width, keys, splits, scratch, out, at) for up to turns * WARPS splits, and `most`.
+
+    used_of(keys) is how many the slot has; power(peak) the weight of one that stands out by that.
     """
-    held_values, looks = 4 * turns, -(-min(MAX_SPLITS, turns * WARPS) // WARP)
+    held_values, looks = 4 * turns, -(-min(most, turns * WARPS) // WARP)
 
     @device_function
     def combine(slot, slots, width, keys, splits, scratch, out, at):
         """out[at + column] = the average of a slot, 0 where it sees no keys, for this block's columns."""
-        shares = cuda.shared.array(MAX_SPLITS, float32)
+        shares = cuda.shared.array(most, float32)
         parts = cuda.shared.array(PARTS, float32, ALIGN)
         lanes = cuda.shared.array(THREADS, float32)
-        span = uint32(max(span_of(keys[0], uint32(keys[1])), int32(1)))
-        used = min(int32((uint32(keys[0]) + span - uint32(1)) // span), splits)
+        used = min(used_of(keys), splits)
         thread, base = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x * COLUMNS)
         warp, lane = int32(thread // WARP), int32(thread % WARP)
         column = int32(base + 4 * lane)
@@ -129,7 +135,7 @@ def make_combine(turns):
         for j in range(looks):
             s = lane + j * WARP
             if s < used:
-                share = float32(1) if peaks[j] == peak else exp(peaks[j] - peak)
+                share = float32(1) if peaks[j] == peak else power(peaks[j] - peak)
                 total = fma(share, totals[j], total)
                 if warp == 0:
                     shares[s] = share

@@ -10,6 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ARCHITECTURES = ((8, 0), (9, 0), (10, 0), (12, 0))
+SLOW = "Potential Performance Loss"  # ptxas, of products that wait for one another or registers not given
+
+
+def arch_name(capability):
+    """sm_90 of (9, 0), and sm_90a of (9, 0, "a")."""
+    return f"sm_{''.join(map(str, capability))}"
+
+
+def capabilities_of(spec):
+    """The compute capabilities that a KernelSpec is compiled for."""
+    return spec.capabilities or ARCHITECTURES
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ def _library(kernel, signature):
 
 
 def compile_to_ptx(spec, capability):
-    """The PTX of a KernelSpec for a compute capability (major, minor), 8.0 or later."""
+    """The PTX of a KernelSpec for a compute capability (major, minor[, "a"]), 8.0 or later."""
     return _library(spec.kernel, spec.signature).get_asm_str(cc=capability)
 
 
@@ -86,16 +97,15 @@ def ptxas_version(ptxas):
 
 
 def assemble(ptx, capability, ptxas, max_registers=None):
-    """Assemble PTX with ptxas; returns Resources. Raises RuntimeError with ptxas's own words when it refuses."""
-    arch = f"sm_{capability[0]}{capability[1]}"
+    """Assemble PTX with ptxas; returns Resources. Raises RuntimeError, in its words, when it refuses or is SLOW."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
-        command = [ptxas, "-v", f"-arch={arch}", source, "-o", Path(folder) / "kernel.cubin"]
+        command = [ptxas, "-v", f"-arch={arch_name(capability)}", source, "-o", Path(folder) / "kernel.cubin"]
         if max_registers:
             command.append(f"-maxrregcount={max_registers}")
         run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
+    if run.returncode or SLOW in run.stderr:
         raise RuntimeError(run.stderr)
     return Resources(
         registers=_number(r"Used (\d+) registers", run.stderr),

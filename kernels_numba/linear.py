@@ -13,8 +13,12 @@ import numpy as np
 from numba import cuda, float32, int32, int64, types
 
 from kernels_numba.checks import check, require
-from kernels_numba.linear_mma import launch_mma
+from kernels_numba.linear_ends import launch_add, launch_round
+from kernels_numba.linear_mma import launch_mma, tiling_of
+from kernels_numba.linear_wide import launch_wide, wide_tiling_of
 from kernels_numba.primitives import SIMULATED, WARP, after_previous
+from kernels_numba.primitives_columns import CHUNK, ROWS, TILE_WORDS, share_of
+from kernels_numba.primitives_columns import split_bits_of as tensor_split_bits
 from kernels_numba.primitives_dot import (
     RAGGED_ROWS,
     SCRATCH,
@@ -28,6 +32,8 @@ from kernels_numba.registry import KernelSpec
 
 ENOUGH_SUMS = 4096  # warps that fill the GPU, one column each
 SHORTEST_SPLIT = 512  # elements of K that are still worth a warp
+FEW_ROWS = 8  # that `linear_mma` takes in any case
+MOST_APART = 1 << 24  # f32 of shares of K that lie in scratch; of more, a block takes all shares in turn
 BUSY_BLOCKS = 1 if SIMULATED else 128  # with fewer, smaller tiles use more of the GPU
 
 
@@ -103,16 +109,44 @@ def _grid(rows, num_rows, width, heads, split_bits):
     return -(-num_rows // rows), -(-width // columns_a_block), heads
 
 
-def _launch(x, weight, out, heads, width, length, stream):
+def tensor_plan(num_rows, heads, width, length):
+    """(bits of the number of shares, elements of one, the tiling of few rows or None, the tiling of many or None)."""
+    split_bits = tensor_split_bits(heads, width, length)
+    share, apart = share_of(length, split_bits), num_rows * heads * width << split_bits <= MOST_APART
+    few_ns, few = tiling_of(num_rows, heads, width, length, split_bits)
+    if num_rows <= FEW_ROWS or not length:
+        return split_bits, share, few, None
+    many_ns, many = wide_tiling_of(num_rows, heads, width, length, split_bits, apart)
+    return (split_bits, share, few, None) if few_ns <= many_ns else (split_bits, share, None, many)
+
+
+def _input_words(num_rows, heads, split_bits, share):
+    """Words of the rounded inputs, zeros behind the end of K and of the rows included."""
+    return heads * (share // CHUNK << split_bits) * -(-num_rows // ROWS) * TILE_WORDS
+
+
+def linear_scratch(num_rows, heads, width, length):
+    """f32 that `linear` (one head) or `head_linear` wants as scratch for a bf16 weight [heads, width, length].
+
+    Fewer rows want no more.
+    """
+    if num_rows <= FEW_ROWS or length % chunk_of(True) or not heads * width * length:
+        return 0
+    split_bits = tensor_split_bits(heads, width, length)
+    shares = min(num_rows * heads * width << split_bits, MOST_APART) if split_bits else 0
+    return _input_words(num_rows, heads, split_bits, share_of(length, split_bits)) + shares
+
+
+def _launch(x, weight, out, scratch, heads, width, length, stream):
     num_rows, half = x.shape[0], str(weight.dtype) == "uint16"
     if not num_rows * heads * width:
         return
     largest = max(x.size, weight.size, num_rows * heads)
     require(largest < 2**31, f"linear: {largest} elements are more than i32 indices reach")
-    ragged = length % chunk_of(half) != 0
-    if half and not ragged:
-        launch_mma(x, weight, out, heads, width, length, stream)
+    if half and length % chunk_of(half) == 0:
+        _launch_on_tensor_cores(x, weight, out, scratch, (num_rows, heads, width, length), stream)
         return
+    ragged = length % chunk_of(half) != 0
     split_bits = split_bits_of(heads * width, length)
     rows = rows_of_tile(num_rows, ragged)
     grid = _grid(rows, num_rows, width, heads, split_bits)
@@ -124,26 +158,46 @@ def _launch(x, weight, out, heads, width, length, stream):
     kernel[grid, THREADS, stream](x.reshape(-1), weight.reshape(-1), out.reshape(-1), *sizes)
 
 
-def linear(x, weight, out, stream=0):
-    """out = x @ weight.T; x f32[M, K], weight f32[N, K] or bf16 bits u16[N, K], out f32[M, N]. Raises LaunchError."""
+def _launch_on_tensor_cores(x, weight, out, scratch, sizes, stream):
+    split_bits, share, few, many = tensor_plan(*sizes)
+    x, weight, out = x.reshape(-1), weight.reshape(-1), out.reshape(-1)
+    if few is not None:
+        launch_mma(x, weight, out, sizes, share, split_bits, few, stream)
+        return
+    words = _input_words(*sizes[:2], split_bits, share)
+    wanted = words + (out.size << split_bits if many.apart else 0)
+    found = 0 if scratch is None else scratch.size
+    require(found >= wanted, f"linear: scratch: expected {wanted} elements at least, found {found}")
+    inputs, to = scratch[:words], scratch[words:wanted] if many.apart else out
+    launch_round(x, inputs, sizes, share // CHUNK << split_bits, stream)
+    launch_wide(inputs, weight, to, sizes, share, split_bits, many, stream)
+    if many.apart:
+        launch_add(to, out, split_bits, stream)
+
+
+def linear(x, weight, out, scratch=None, stream=0):
+    """out = x @ weight.T; x f32[M, K], weight f32[N, K] or bf16 bits u16[N, K], out f32[M, N].
+
+    scratch f32[linear_scratch(M, 1, N, K)] or more; f32 weights need none. Raises LaunchError.
+    """
     check("linear: x", x, "float32", (None, None))
     length = x.shape[1]
     check("linear: weight", weight, ("float32", "uint16"), (None, length))
     check("linear: out", out, "float32", (x.shape[0], weight.shape[0]))
-    _launch(x, weight, out, 1, weight.shape[0], length, stream)
+    _launch(x, weight, out, scratch, 1, weight.shape[0], length, stream)
 
 
-def head_linear(x, weight, out, stream=0):
+def head_linear(x, weight, out, scratch=None, stream=0):
     """out[i, h] = weight[h] @ x[i, h]; x f32[M, H, A], weight f32 or bf16 bits u16 [H, B, A], out f32[M, H, B].
 
-    Raises LaunchError.
+    scratch f32[linear_scratch(M, H, B, A)] or more; f32 weights need none. Raises LaunchError.
     """
     check("head_linear: x", x, "float32", (None, None, None))
     num_rows, heads, length = x.shape
     check("head_linear: weight", weight, ("float32", "uint16"), (heads, None, length))
     width = weight.shape[1]
     check("head_linear: out", out, "float32", (num_rows, heads, width))
-    _launch(x, weight, out, heads, width, length, stream)
+    _launch(x, weight, out, scratch, heads, width, length, stream)
 
 
 def _spec(rows, half, ragged):

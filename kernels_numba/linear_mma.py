@@ -1,9 +1,10 @@
-"""The tensor-core part of `linear`: bf16 weights whose K is a multiple of 8.
+"""The tensor-core part of `linear` for few rows: bf16 weights whose K is a multiple of 8.
 
     out[i, h, n] = sum over k of bf16(x[i, h, k]) * weight[h, n, k]
 
-How K is split depends on the weight alone. Which tile a block makes, rows x columns, changes no bit and is chosen for
-speed: a block reads its columns' weights and its rows, so wide tiles read less in all and narrow ones are more blocks.
+A warp makes a tile of 16 columns and 8 rows over one share of K, and loads both sides by itself; the shares of a tile
+are warps of one block. How K is split depends on the weight alone. How many column tiles a block makes, or whether
+`linear_wide` makes the product, changes no bit and is chosen for speed.
 """
 
 import functools
@@ -12,129 +13,193 @@ from typing import NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, types, uint32
 
-from kernels_numba.primitives import after_previous
-from kernels_numba.primitives_mma import ALIGN, EXCHANGE, LANES
-from kernels_numba.primitives_tensor import (
-    COLUMNS,
-    FEWEST_WARPS,
-    SUMS,
-    WORDS,
-    column_of,
-    keep,
-    row_of,
-    tensor_split_bits,
-    total_of,
+from kernels_numba.launching import allow_shared
+from kernels_numba.primitives import SIMULATED, after_previous, device_function, load4
+from kernels_numba.primitives_columns import (
+    CHUNK,
+    MOST_SPLITS,
+    MULTIPLE,
+    commit_copies,
+    copy_shared,
+    copy_weights,
+    wait_copies_but,
+    words_at,
 )
-from kernels_numba.primitives_tensor_stage import TILES, most_warps, options_for, tensor_tile, tiles_for
+from kernels_numba.primitives_mma import EXCHANGE, LANES, multiply_chunk, pack_pair
 from kernels_numba.registry import KernelSpec
 
+ROWS, COLUMNS = 8, 16  # of a warp's tile; mma would take 16 rows
+SUMS = 8  # of a lane, half of them of rows that are not there
+FEWEST_WARPS, MOST_WARPS = (1, 2) if SIMULATED else (4, 8)  # of a block
+# Most rows of a launch, and chunks that a warp has under way or in use, 1 KiB of weights and 128 bytes a row each:
+# so that a block of MOST_WARPS finds the shared memory that every GPU has.
+DEPTHS = {1: 10, 8: 6}
+WEIGHT_WORDS, ROW_WORDS = LANES * 8, CHUNK  # u32 of a chunk of weights, of one of a row
+PLAIN_SHARED = (
+    1 << 30 if SIMULATED else 40 << 10
+)  # bytes of dynamic shared memory that a launch may have unasked
+NONE = np.uint32(0)
 # What the choice of tiles reckons with; an H200.
 MULTIPROCESSORS = 132
 MEMORY_RATE = 4190.0  # bytes a ns that are copied through memory,
 ALL_RATE = 5500.0  # that all multiprocessors together get from the L2 cache,
 OWN_RATE = 85.0  # and one
-SHARED_RATE = 1.75  # accesses of 128 bytes to shared memory or L1 a ns
-BLOCK_NS = 300.0  # what a block takes besides,
-SHARE_NS = 1500.0  # and each time that it starts to wait for memory anew
+BLOCK_NS = 1800.0  # what a block takes besides
 
 
 class Tiling(NamedTuple):
-    """How a launch is cut: the kind and the rows of a block's tile, its column tiles, and the grid."""
+    """How a launch is cut: column tiles of a block, and the grid (tiles of rows, blocks of columns, heads)."""
 
-    kind: str
-    rows: int
     groups: int
     grid: tuple
 
 
-@functools.cache
-def make_linear_mma(kind, rows):
-    """The kernel for blocks of `rows` rows."""
-    tile = tensor_tile(kind, rows)
-    load_first, accumulate, num_held = tile.load_first, tile.accumulate, tile.held
-    num_sums, num_floats, rows_held = tile.sums, tile.floats, max(16, rows)
-    split_warps = kind == "plain"
+@device_function
+def _fetch_weights(weight, column, sizes, k, last, place, buffers):
+    """Start to copy the lane's two columns' eight elements at k, zeros from `last` and the width on."""
+    width, length = sizes
+    own = int64(int32(place + (int32(cuda.threadIdx.x) & 31) * 4))
+    for side in range(2):
+        size = uint32(16) if k < last and int32(column + 8 * side) < width else uint32(0)
+        at = int64(int32(int32(column + 8 * side) * length + k))
+        copy_weights(buffers, own + side * (4 * LANES), weight, at, size)
 
-    @cuda.jit(**options_for(kind))
-    def linear_mma_kernel(x, weight, out, num_rows, num_heads, width, length, split_bits):
+
+@device_function
+def _fetch_row(x, start, k, last, there, place, pitch, buffers):
+    """The same of the lane's row, f32, if it is `there`; ends a group of copies."""
+    if there:
+        size = uint32(16) if k < last else uint32(0)
+        to, at = int64(int32(place + (int32(cuda.threadIdx.x) & 31) * 4)), int64(int32(start + k))
+        copy_shared(buffers, to, x, at, size)
+        copy_shared(buffers, to + pitch, x, at + 4, size)
+    commit_copies()
+
+
+@functools.cache
+def make_linear_mma(depth):
+    """The kernel for `depth` chunks under way or in use."""
+    wait, wait_all, ahead = wait_copies_but(depth - 2), wait_copies_but(0), depth - 1
+    options = {} if SIMULATED else {"launch_bounds": (LANES * MOST_WARPS, 1)}
+
+    @cuda.jit(**options)
+    def linear_mma_kernel(x, weight, out, num_rows, num_heads, width, length, share, split_bits):
         """Flat x [num_rows, num_heads, length], weight [num_heads, width, length], out [num_rows, num_heads, width].
 
         Grid (tiles of rows, blocks of columns, heads): tiles of one weight run side by side and share it in L2. The
-        first weights are on their way before the launch ahead has ended.
+        first weights are on their way before the launch ahead has ended. Both sides go to shared memory, each piece
+        for the very lane that copies it: warps do not wait for each other until their sums meet.
         """
-        buffers = cuda.shared.array(WORDS, uint32, ALIGN)
-        floats = cuda.shared.array(num_floats, float32, ALIGN)
         words = cuda.shared.array(EXCHANGE, uint32)
-        row_at = cuda.shared.array(rows_held, int32)
-        held, sums = cuda.local.array(num_held, uint32), cuda.local.array(num_sums, float32)
+        buffers = cuda.shared.array(0, float32)
+        held, left_words = cuda.local.array(8, uint32), cuda.local.array(8, uint32)
+        sums = cuda.local.array(SUMS, float32)
         thread, head = int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
-        warp, warp_bits = int32(thread >> 5), split_bits if split_warps else int32(0)
-        splits, groups = int32(1 << warp_bits), int32(cuda.blockDim.x >> 5 >> warp_bits)
+        lane, warp = int32(thread & 31), int32(thread >> 5)
+        splits, groups = int32(1 << split_bits), int32(cuda.blockDim.x >> 5 >> split_bits)
         first_warp = int32(warp & -splits)
-        first_column = int32((cuda.blockIdx.y * groups + (warp >> warp_bits)) * COLUMNS)
-        mine, sizes = weight[int64(head) * width * length :], (width, length, split_bits)
-        load_first(mine, first_column, sizes, held)
-        first_row = int32(cuda.blockIdx.x * rows)
-        count = min(int32(rows), int32(num_rows - first_row))
-        if thread < rows_held:
-            row_at[thread] = int32(int32((first_row + thread) * num_heads + head) * length)
+        first_column = int32((cuda.blockIdx.y * groups + (warp >> split_bits)) * COLUMNS)
+        split, pitch = int32(warp - first_warp), int32(min(int32(num_rows), int32(ROWS)) * (ROW_WORDS // 2))
+        stage_words = int32(WEIGHT_WORDS + 2 * pitch)
+        first_place = int32(warp * depth * stage_words)
+        k, last = int32(split * share + (lane & 3) * MULTIPLE), min(int32((split + 1) * share), int32(length))
+        mine, column = weight[int64(head) * width * length :], int32(first_column + (lane >> 2))
+        for d in range(ahead):
+            place = int32(first_place + d * stage_words)
+            _fetch_weights(mine, column, (width, length), int32(k + d * CHUNK), last, place, buffers)
+        first_row = int32(cuda.blockIdx.x * ROWS)
+        row = int32(first_row + (lane >> 2))
+        there, start = row < num_rows, int32(int32(row * num_heads + head) * length)
+        for i in range(SUMS):
+            sums[i] = float32(0)
+        for i in range(8):
+            left_words[i] = NONE
         after_previous()
-        accumulate(x, row_at, count, mine, first_column, sizes, held, sums, (buffers, floats, words))
-        for first in range(0, num_sums, SUMS):
-            keep(sums, first, buffers)
-            for step in range(warp - first_warp, SUMS, splits):
-                row, column = int32(2 * first + row_of(step)), int32(first_column + column_of(step))
-                if row < count and column < width:
-                    total = total_of(buffers, first_warp, step, warp_bits)
-                    out[int64(int32((first_row + row) * num_heads + head)) * width + column] = total
+        for d in range(ahead):
+            place = int32(first_place + d * stage_words + WEIGHT_WORDS)
+            _fetch_row(x, start, int32(k + d * CHUNK), last, there, place, pitch, buffers)
+        end = int32(first_place + ahead * stage_words)
+        k, place, left = int32(k + ahead * CHUNK), end, int32(share >> 5)
+        while left > 0:
+            wait()
+            _fetch_weights(mine, column, (width, length), k, last, place, buffers)
+            _fetch_row(x, start, k, last, there, int32(place + WEIGHT_WORDS), pitch, buffers)
+            place = int32(place + stage_words) if place < end else first_place
+            own = int64(int32(place + lane * 4))
+            held[0], held[1], held[2], held[3] = words_at(buffers, own)
+            held[4], held[5], held[6], held[7] = words_at(buffers, own + 4 * LANES)
+            if there:
+                a, b, c, d = load4(buffers, own + WEIGHT_WORDS)
+                e, f, g, h = load4(buffers, own + int64(int32(WEIGHT_WORDS + pitch)))
+                left_words[0], left_words[2] = pack_pair(a, b), pack_pair(c, d)
+                left_words[4], left_words[6] = pack_pair(e, f), pack_pair(g, h)
+            multiply_chunk(left_words, 0, held, 0, sums, 0, words)
+            k, left = int32(k + CHUNK), int32(left - 1)
+        wait_all()
+        cuda.syncthreads()  # nothing goes to the buffers or is read from them any more
+        for i in range(4):
+            buffers[(warp * 4 + i) * LANES + lane] = sums[(i & 1) + (i >> 1) * 4]
+        cuda.syncthreads()  # all shares' sums are there
+        for i in range(split, 4, splits):
+            column = int32(first_column + (lane & 3) * 2 + (i & 1) + (i >> 1) * 8)
+            if row < num_rows and column < width:
+                total = buffers[(first_warp * 4 + i) * LANES + lane]
+                for other in range(1, MOST_SPLITS):
+                    if other < splits:
+                        total += buffers[((first_warp + other) * 4 + i) * LANES + lane]
+                out[int64(int32(row * num_heads + head)) * width + column] = total
 
     return linear_mma_kernel
 
 
+def depth_of(num_rows):
+    """Chunks of a warp for so many rows."""
+    return next(depth for rows, depth in DEPTHS.items() if rows >= min(num_rows, ROWS))
+
+
+def shared_bytes_of(num_rows, warps):
+    """Bytes of dynamic shared memory that a block of so many warps wants."""
+    return 4 * warps * depth_of(num_rows) * (WEIGHT_WORDS + ROW_WORDS * min(num_rows, ROWS))
+
+
 @functools.lru_cache(maxsize=1024)
 def tiling_of(num_rows, heads, width, length, split_bits):
-    """The Tiling of the least time, reckoned from what all blocks read, and from what the busiest unit does."""
+    """(ns, Tiling) of the least time, reckoned from what all blocks read, and from what the busiest unit does."""
     best = None
-    for kind, rows in tiles_for(num_rows, split_bits):
-        splits, shares = (1 << split_bits, 1) if kind == "plain" else (1, 1 << split_bits)
-        for groups in range(-(-FEWEST_WARPS // splits), most_warps(kind) // splits + 1):
-            grid = (-(-num_rows // rows), -(-width // (COLUMNS * groups)), heads)
-            blocks, used = grid[0] * grid[1] * grid[2], min(num_rows, rows)
-            read = length * (2 * COLUMNS * groups + 4 * used)
-            # a chunk: 8 accesses for weights; rows of 128 bytes twice a warp, or 32 bytes a warp and 320 more
-            passes = groups * (8 + 2 * used) if kind == "plain" else groups * (8 + rows // 2) + 5 * used // 2
-            own = (
-                max(read / OWN_RATE, passes * length / 32 / SHARED_RATE) + BLOCK_NS + SHARE_NS * (shares - 1)
-            )
-            own *= -(-blocks // MULTIPROCESSORS)
-            all_of_them = max(2 * heads * width * length / MEMORY_RATE, blocks * read / ALL_RATE)
-            time = max(all_of_them, own) + own / 8
-            if best is None or time < best[0]:
-                best = time, Tiling(kind, rows, groups, grid)
-    return best[1]
+    for groups in range(-(-FEWEST_WARPS >> split_bits), (MOST_WARPS >> split_bits) + 1):
+        grid = (-(-num_rows // ROWS), -(-width // (COLUMNS * groups)), heads)
+        blocks, used = grid[0] * grid[1] * grid[2], min(num_rows, ROWS)
+        read = length * groups * (2 * COLUMNS + 4 * used)
+        each = -(-blocks // MULTIPROCESSORS)
+        resident = max(1, 220_000 // (shared_bytes_of(num_rows, groups << split_bits) + 1024))
+        turns = -(-blocks // (MULTIPROCESSORS * resident))
+        waits = 1000.0 * length / (CHUNK * depth_of(num_rows) << split_bits)
+        own = max(each * read / OWN_RATE, turns * waits) + turns * BLOCK_NS
+        all_of_them = max(2 * heads * width * length / MEMORY_RATE, blocks * read / ALL_RATE)
+        time = max(all_of_them, own) + own / 8
+        if best is None or time < best[0]:
+            best = time, Tiling(groups, grid)
+    return best
 
 
-def threads_of(tiling, split_bits):
-    """Threads of a block."""
-    return LANES * (tiling.groups << split_bits if tiling.kind == "plain" else tiling.groups)
-
-
-def launch_mma(x, weight, out, heads, width, length, stream):
-    """What `linear` and `head_linear` launch for bf16 weights; x has rows of heads x length."""
-    split_bits = tensor_split_bits(heads * -(-width // COLUMNS), length)
-    tiling = tiling_of(x.shape[0], heads, width, length, split_bits)
-    sizes = (np.int32(size) for size in (x.shape[0], heads, width, length, split_bits))
-    kernel, threads = make_linear_mma(tiling.kind, tiling.rows), threads_of(tiling, split_bits)
-    kernel[tiling.grid, threads, stream](x.reshape(-1), weight.reshape(-1), out.reshape(-1), *sizes)
+def launch_mma(x, weight, out, sizes, share, split_bits, tiling, stream):
+    """Launch the kernel; flat arrays, sizes (num_rows, heads, width, length)."""
+    depth, warps = depth_of(sizes[0]), tiling.groups << split_bits
+    shared_bytes = shared_bytes_of(sizes[0], warps)
+    if shared_bytes > PLAIN_SHARED:
+        spec = next(spec for spec in SPECS if spec.kernel is make_linear_mma(depth))
+        allow_shared(spec, shared_bytes_of(ROWS if depth == DEPTHS[ROWS] else 1, MOST_WARPS))
+    numbers = (np.int32(size) for size in (*sizes, share, split_bits))
+    make_linear_mma(depth)[tiling.grid, LANES * warps, stream, shared_bytes](x, weight, out, *numbers)
 
 
 _FLAT, _BITS = types.Array(types.float32, 1, "C"), types.Array(types.uint16, 1, "C")
 SPECS = [
     KernelSpec(
-        f"linear_mma_{kind}_{rows}",
-        make_linear_mma(kind, rows),
-        (_FLAT, _BITS, _FLAT) + (types.int32,) * 5,
-        most_warps(kind) * LANES,
+        f"linear_mma_{rows}",
+        make_linear_mma(depth),
+        (_FLAT, _BITS, _FLAT) + (types.int32,) * 6,
+        MOST_WARPS * LANES,
     )
-    for kind, rows in TILES
+    for rows, depth in DEPTHS.items()
 ]

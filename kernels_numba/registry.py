@@ -5,18 +5,23 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
-NOT_OPERATIONS = ("checks", "compiling", "intrinsics", "primitives", "registry")  # and what starts with one
+# Modules that are no operations, and those whose names start so.
+NOT_OPERATIONS = ("checks", "compiling", "intrinsics", "launching", "primitives", "registry")
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel as it is compiled: its dispatcher, numba argument types, threads a block, and whether f64 is meant."""
+    """One kernel as it is compiled: its dispatcher, numba argument types, threads a block, and whether f64 is meant.
+
+    `capabilities` are those it is made for, where it is not made for all: (9, 0, "a") has instructions of 9.0 alone.
+    """
 
     name: str
     kernel: Any
     signature: tuple
     threads: int
     uses_f64: bool = False
+    capabilities: tuple | None = None
 
 
 def operation_modules():

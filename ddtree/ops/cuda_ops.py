@@ -57,9 +57,11 @@ class CudaOps(CudaMemory):
 
     def linear(self, x: Any, weight: Any, out: Any) -> None:
         if isinstance(weight, Fp8Matrix):
-            from kernels_numba.linear_fp8 import linear_fp8
+            from kernels_numba.linear_fp8 import linear_fp8, linear_fp8_scratch
 
-            linear_fp8(x, weight.values, weight.scales, out, self.stream)
+            count = linear_fp8_scratch(x.shape[0], *weight.shape)
+            scratch = self.scratch("linear", count) if count else None
+            linear_fp8(x, weight.values, weight.scales, out, scratch, self.stream)
             return
         self._products.linear(x, weight, out, self.stream)
 

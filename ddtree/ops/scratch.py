@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddtree.config import DrafterConfig, ModelConfig
-from kernels_numba import attention, block_attention, experts, linear, topk
+from kernels_numba import attention, block_attention, experts, linear, linear_fp8, topk
 
 Sizes = dict[str, tuple[int, Any]]
 
@@ -17,7 +17,8 @@ def largest_scratch(
 ) -> Sizes:
     """Elements and dtype of each scratch, by name, for `max_rows` rows over caches of `capacity` rows.
 
-    `gemm` is what multiplies bf16 weights, "cublas" or "invariant", which take scratch for that; empty with f32 ones.
+    `gemm` is what multiplies bf16 weights, "cublas" or "invariant", which take scratch for that, as do fp8 matrices of
+    layers, which either may have; empty with f32 ones.
     """
     sizes = _target(config, max_rows, capacity)
     if drafter is not None:
@@ -27,11 +28,14 @@ def largest_scratch(
         if drafter is not None:
             inputs = max(inputs, _drafter_input(config, drafter, max_rows))
         sizes["gemm input"] = inputs, np.uint16
-    if gemm == "invariant":
-        shapes = _target_products(config, max_rows)
+    if gemm:
+        products = _target_products(config, max_rows)
+        layers = [shape for _, heads, *shape in products if heads == 1 and shape[0] != config.vocab_size]
+        fp8 = max(linear_fp8.linear_fp8_scratch(max_rows, *shape) for shape in layers)
         if drafter is not None:
-            shapes += _drafter_products(config, drafter, max_rows)
-        sizes["linear"] = max(linear.linear_scratch(*shape) for shape in shapes), np.float32
+            products += _drafter_products(config, drafter, max_rows)
+        plain = max(linear.linear_scratch(*shape) for shape in products) if gemm == "invariant" else 0
+        sizes["linear"] = max(plain, fp8), np.float32
     return sizes
 
 

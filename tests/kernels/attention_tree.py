@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 import numpy as np
+from compare_arrays import assert_same_bits
 from kernels.device import bf16_bits, bf16_values, poisoned, scalar, to_device, to_host
 from kernels.softmax import softmax_average
-from support import random_tree
+from support import random_order, random_tree, reordered
 
 from ddtree.tree import DraftTree
-from kernels_numba.attention import attention, attention_scratch
+from kernels_numba.attention import attention_scratch, portable_attention
+from kernels_numba.attention_combine import TILE
 from kernels_numba.primitives_attend_steps import key_warps_for, plan_of
 
 # A product of 16 elements on tensor cores cuts each of its 17 summands off at 2**-25 of the largest (Hopper keeps two
@@ -88,8 +90,8 @@ def scale_of(case):
     return 2.0 / (case.rank + case.rope) ** 0.5
 
 
-def launch(case, queries, caches, lineage, depths, context_len):
-    """The kernel's output on the host; what stands behind the output and the scratch is found unchanged."""
+def launch(case, queries, caches, lineage, depths, context_len, attention=portable_attention):
+    """A launcher's output on the host; what stands behind the output and the scratch is found unchanged."""
     rows, heads, rank = queries[0].shape
     stored = [bf16_bits(cache) if case.half else cache for cache in caches]
     wanted = attention_scratch(rows, heads, rank, len(caches[0]))
@@ -107,18 +109,76 @@ def launch(case, queries, caches, lineage, depths, context_len):
     return host[: rows * heads * rank].reshape(rows, heads, rank)
 
 
-def textbook(case, tree, queries, caches):
-    """(out, allowed), f64 [M, H, R]: a softmax over each row's gathered keys, and `softmax_average`'s error bound."""
-    rounded = [bf16_values(bf16_bits(array)) if case.half else array for array in (*queries, *caches)]
-    query, cache = (np.concatenate(rounded[i : i + 2], axis=-1) for i in (0, 2))
+def portable_chains(case, num_keys):
+    """`chains_of` the portable kernel."""
     width = case.rank + case.rope
     plan = plan_of(width, width, case.half, key_warps_for(width, width, case.half))
+    return chains_of(plan, num_keys, case.half)
+
+
+def textbook(case, tree, queries, caches, chains=portable_chains):
+    """(out, allowed), f64 [M, H, R]: a softmax over each row's gathered keys, and `softmax_average`'s error bound.
+
+    chains(case, num_keys) are the chains of roundings that `softmax_average` wants.
+    """
+    rounded = [bf16_values(bf16_bits(array)) if case.half else array for array in (*queries, *caches)]
+    query, cache = (np.concatenate(rounded[i : i + 2], axis=-1) for i in (0, 2))
     out, allowed = np.empty((2, case.rows, case.heads, case.rank))
     for row in range(case.rows):
         seen = [*range(case.context_len), *(case.context_len + at for at in tree.path(row))]
         keys = cache[seen]
-        chains = chains_of(plan, len(seen), case.half)
         out[row], allowed[row] = softmax_average(
-            query[row], keys, keys[:, : case.rank], scale_of(case), *chains
+            query[row], keys, keys[:, : case.rank], scale_of(case), *chains(case, len(seen))
         )
     return out, allowed
+
+
+def check_a_row_keeps_its_bits(case, picked, attention=portable_attention):
+    """Rows alone, with the rows in another order, and in a cache of another capacity."""
+    tree, queries, caches = make(case)
+    lineage = tree.lineage()
+    want = launch(case, queries, caches, lineage, tree.depths, case.context_len, attention)
+    for row in picked:
+        one = [query[row : row + 1] for query in queries]
+        hidden = np.setdiff1d(np.arange(case.rows), tree.path(row))
+        own = [cache.copy() for cache in caches]
+        for cache in own:
+            cache[case.context_len + hidden] = np.nan  # rejected rows, and those of other branches
+        alone = lineage[row : row + 1], tree.depths[row : row + 1], case.context_len
+        assert_same_bits(launch(case, one, own, *alone, attention)[0], want[row], f"row {row} alone")
+    order = random_order(np.random.default_rng(1), tree)
+    other = reordered(tree, order)
+    moved = [cache.copy() for cache in caches]
+    for cache, source in zip(moved, caches, strict=True):
+        cache[case.context_len : case.context_len + case.rows] = source[case.context_len + order]
+    moved = [
+        np.concatenate([cache, np.full((3 * TILE, cache.shape[1]), np.nan, np.float32)]) for cache in moved
+    ]
+    shuffled = [query[order] for query in queries]
+    wider = other.lineage(other.max_depth + 4)
+    got = launch(case, shuffled, moved, wider, other.depths, case.context_len, attention)
+    assert_same_bits(got, want[order], "reordered, in a larger cache")
+
+
+def check_committed_ancestors_change_nothing(case, committed, attention=portable_attention):
+    """The deepest row with the first of its ancestors moved into the context, and the rest of them in reverse order.
+
+    `committed` of a path's length gives how many ancestors to move, one number after another.
+    """
+    tree, queries, caches = make(case)
+    row = int(tree.depths.argmax())
+    path = np.array(tree.path(row))
+    want = launch(case, queries, caches, tree.lineage(), tree.depths, case.context_len, attention)[row]
+    for moved in committed(len(path)):
+        context_len, rest = case.context_len + moved, path[moved:]
+        own = [np.full_like(cache, np.nan) for cache in caches]
+        for cache, source in zip(own, caches, strict=True):
+            cache[: case.context_len] = source[: case.context_len]
+            cache[case.context_len : context_len] = source[case.context_len + path[:moved]]
+            cache[context_len : context_len + len(rest)] = source[case.context_len + rest[::-1]]
+        lineage = np.full((1, len(rest) + 2), -1, np.int32)
+        lineage[0, : len(rest)] = np.arange(len(rest))[::-1]
+        depth = np.array([len(rest) - 1], np.int32)
+        one = [query[row : row + 1] for query in queries]
+        got = launch(case, one, own, lineage, depth, context_len, attention)
+        assert_same_bits(got[0], want, f"{moved} ancestors committed")

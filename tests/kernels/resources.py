@@ -15,11 +15,6 @@ RECORD = "make record-resources"
 COMPILERS = ("numba-cuda", "nvidia-nvvm")  # what makes the PTX; ptxas stands beside them in the table
 
 
-def arch_name(capability):
-    """sm_90 of (9, 0)."""
-    return f"sm_{capability[0]}{capability[1]}"
-
-
 def versions(ptxas):
     """What compiled and assembled: ptxas's release and the versions of the packages before it."""
     return {"ptxas": compiling.ptxas_version(ptxas)} | {
@@ -33,7 +28,7 @@ def measure(spec, capability, ptxas):
     resources = compiling.assemble(ptx, capability, ptxas, spec.kernel.targetoptions.get("max_registers"))
     row = {
         "kernel": spec.name,
-        "arch": arch_name(capability),
+        "arch": compiling.arch_name(capability),
         "registers": resources.registers,
         "spills": resources.spill_bytes,
         "stack": resources.stack_bytes,
@@ -54,7 +49,7 @@ def record(ptxas):
     rows = [
         measure(spec, capability, ptxas)[1]
         for spec in registry.all_specs()
-        for capability in compiling.ARCHITECTURES
+        for capability in compiling.capabilities_of(spec)
     ]
     head = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in versions(ptxas).items())
     body = ",\n  ".join(json.dumps(row) for row in rows)

@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 from compare_arrays import assert_close, assert_same_bits
-from kernels.attention_tree import Case, launch, make, scale_of, textbook
+from kernels.attention_tree import (
+    Case,
+    check_a_row_keeps_its_bits,
+    check_committed_ancestors_change_nothing,
+    launch,
+    make,
+    scale_of,
+    textbook,
+)
 from kernels.device import bf16_bits, bf16_values
 from kernels.softmax import EPS, softmax_average
-from support import random_order, reordered
 
 from kernels_numba.attention_combine import MAX_SPLITS, SHORT_SPLITS, TILE, span_of, splits_for
 from kernels_numba.primitives import SIMULATED
@@ -84,52 +91,14 @@ INVARIANT = [
 
 @pytest.mark.parametrize("case", INVARIANT, ids=str)
 def test_a_row_keeps_its_bits(case):
-    """Alone, with the rows in another order, and in a cache of another capacity."""
-    tree, queries, caches = make(case)
-    lineage = tree.lineage()
-    want = launch(case, queries, caches, lineage, tree.depths, case.context_len)
-    picked = (0, case.rows - 1) if SIMULATED else range(case.rows)
-    for row in picked:
-        one = [query[row : row + 1] for query in queries]
-        hidden = np.setdiff1d(np.arange(case.rows), tree.path(row))
-        own = [cache.copy() for cache in caches]
-        for cache in own:
-            cache[case.context_len + hidden] = np.nan  # rejected rows, and those of other branches
-        got = launch(case, one, own, lineage[row : row + 1], tree.depths[row : row + 1], case.context_len)
-        assert_same_bits(got[0], want[row], f"row {row} alone")
-    order = random_order(np.random.default_rng(1), tree)
-    other = reordered(tree, order)
-    moved = [cache.copy() for cache in caches]
-    for cache, source in zip(moved, caches, strict=True):
-        cache[case.context_len : case.context_len + case.rows] = source[case.context_len + order]
-    moved = [
-        np.concatenate([cache, np.full((3 * TILE, cache.shape[1]), np.nan, np.float32)]) for cache in moved
-    ]
-    shuffled = [query[order] for query in queries]
-    got = launch(case, shuffled, moved, other.lineage(other.max_depth + 4), other.depths, case.context_len)
-    assert_same_bits(got, want[order], "reordered, in a larger cache")
+    check_a_row_keeps_its_bits(case, (0, case.rows - 1) if SIMULATED else range(case.rows))
 
 
 @pytest.mark.parametrize("case", INVARIANT, ids=str)
 def test_committed_ancestors_change_nothing(case):
-    """The deepest row with the first of its ancestors moved into the context, and the rest of them in reverse order."""
-    tree, queries, caches = make(case)
-    row = int(tree.depths.argmax())
-    path = np.array(tree.path(row))
-    want = launch(case, queries, caches, tree.lineage(), tree.depths, case.context_len)[row]
-    for committed in {1, len(path) - 1} if SIMULATED else range(1, len(path)):
-        context_len, rest = case.context_len + committed, path[committed:]
-        own = [np.full_like(cache, np.nan) for cache in caches]
-        for cache, source in zip(own, caches, strict=True):
-            cache[: case.context_len] = source[: case.context_len]
-            cache[case.context_len : context_len] = source[case.context_len + path[:committed]]
-            cache[context_len : context_len + len(rest)] = source[case.context_len + rest[::-1]]
-        lineage = np.full((1, len(rest) + 2), -1, np.int32)
-        lineage[0, : len(rest)] = np.arange(len(rest))[::-1]
-        depth = np.array([len(rest) - 1], np.int32)
-        one = [query[row : row + 1] for query in queries]
-        got = launch(case, one, own, lineage, depth, context_len)
-        assert_same_bits(got[0], want, f"{committed} ancestors committed")
+    check_committed_ancestors_change_nothing(
+        case, lambda length: {1, length - 1} if SIMULATED else range(1, length)
+    )
 
 
 PADDED = [

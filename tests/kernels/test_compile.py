@@ -64,7 +64,7 @@ def breaches(spec, ptx, row, recorded):
 def test_resources(spec):
     recorded, rows = resources.load_table()
     found, f64 = [], []
-    for capability in compiling.ARCHITECTURES:
+    for capability in compiling.capabilities_of(spec):
         ptx, row = resources.measure(spec, capability, PTXAS)
         found += breaches(spec, ptx, row, rows.get((spec.name, row["arch"])))
         f64 += compiling.f64_instructions(ptx)
@@ -84,8 +84,8 @@ def test_the_table_is_of_these_compilers_and_kernels():
     here = resources.versions(PTXAS)
     assert recorded.keys() == here.keys()
     assert recorded["ptxas"] == here["ptxas"], f"recorded by another ptxas: {resources.RECORD}"
-    arches = [resources.arch_name(capability) for capability in compiling.ARCHITECTURES]
-    stale = rows.keys() - {(spec.name, arch) for spec in SPECS for arch in arches}
+    made = {(s.name, compiling.arch_name(at)) for s in SPECS for at in compiling.capabilities_of(s)}
+    stale = rows.keys() - made
     assert not stale, f"recorded, and no longer there: {sorted(stale)}; {resources.RECORD}"
 
 

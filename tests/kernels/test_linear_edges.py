@@ -6,12 +6,12 @@ from compare_arrays import assert_close, assert_same_bits
 from kernels.device import bf16_bits, bf16_values
 from kernels.test_linear import DTYPES, run
 
-from kernels_numba import linear, linear_mma
+from kernels_numba import linear, linear_mma, linear_wide
 from kernels_numba.checks import LaunchError
 from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives_columns import split_bits_of
 from kernels_numba.primitives_lanes import WARPS
-from kernels_numba.primitives_tensor import COLUMNS, tensor_split_bits
-from kernels_numba.primitives_tensor_stage import FEW_ROWS, TILES, most_warps
+from kernels_numba.primitives_wide import MOST_WARPS, ROW_TILES, WIDTH
 
 
 def check_infinities_stay_in_their_rows(m, k, n, dtype):
@@ -117,25 +117,46 @@ def test_the_split_depends_on_the_weight_alone():
 @pytest.mark.skipif(SIMULATED, reason="the simulator's blocks are small")
 def test_the_split_of_bf16_weights():
     shapes = {
-        (18432, 7168): 0,
-        (7168, 18432): 0,
-        (2112, 7168): 3,
+        (163840, 7168): 0,
+        (18432, 7168): 1,
+        (7168, 18432): 2,
+        (7168, 8192): 2,
+        (7168, 2048): 0,
+        (1536, 7168): 3,
+        (576, 7168): 3,
         (768, 2048): 3,
-        (3072, 768): 3,
+        (3072, 768): 2,
         (33, 96): 0,
     }
-    assert {shape: tensor_split_bits(-(-shape[0] // 16), shape[1]) for shape in shapes} == shapes
+    assert {shape: split_bits_of(1, *shape) for shape in shapes} == shapes
 
 
 def test_a_tiling_covers_everything_once():
     for m in (1, 4, 5, 8, 9, 33, 64, 65, 1024):
         for heads, width, length in ((1, 18432, 7168), (1, 100, 64), (16, 512, 128), (1, 576, 2048)):
-            bits = tensor_split_bits(heads * -(-width // COLUMNS), length)
-            tiling = linear_mma.tiling_of(m, heads, width, length, bits)
-            assert (tiling.kind, tiling.rows) in TILES
-            assert linear_mma.threads_of(tiling, bits) <= 32 * most_warps(tiling.kind)
-            assert tiling.kind in (
-                ("plain", "shares") if bits else ("plain",) if m <= FEW_ROWS else ("staged",)
-            )
-            across = tiling.groups * COLUMNS
-            assert tiling.grid == (-(-m // tiling.rows), -(-width // across), heads)
+            bits = split_bits_of(heads, width, length)
+            _, few = linear_mma.tiling_of(m, heads, width, length, bits)
+            assert 0 < few.groups << bits <= linear_mma.MOST_WARPS
+            assert few.grid == (-(-m // 8), -(-width // (16 * few.groups)), heads)
+            for may_part in (False, True):
+                _, many = linear_wide.wide_tiling_of(m, heads, width, length, bits, may_part)
+                assert many.tiles in ROW_TILES and 0 < many.warps <= MOST_WARPS[many.tiles]
+                assert not many.apart or (may_part and bits)
+                across = many.warps * WIDTH
+                assert many.grid == (
+                    -(-m // (16 * many.tiles)), -(-width // across), heads << (bits if many.apart else 0)
+                )  # fmt: skip
+
+
+def test_scratch_that_is_too_small(monkeypatch):
+    tiling = linear_wide.WideTiling(ROW_TILES[0], 1, False, (5, 1, 1))
+    monkeypatch.setattr(linear, "tensor_plan", lambda *_: (0, 128, None, tiling))
+    x, weight = np.zeros((65, 128), "f4"), np.zeros((8, 128), "u2")
+    with pytest.raises(LaunchError, match=r"linear: scratch: expected \d+ elements at least, found 0"):
+        linear.linear(x, weight, np.zeros((65, 8), "f4"))
+
+
+def test_fewer_rows_want_no_more_scratch():
+    for heads, width, length in ((1, 18432, 7168), (1, 7168, 18432), (16, 512, 128), (1, 576, 2048)):
+        sizes = [linear.linear_scratch(rows, heads, width, length) for rows in range(1, 1025)]
+        assert sizes[0] == 0 and sizes == sorted(sizes)

@@ -41,7 +41,9 @@ def test_a_forward_errs_as_bf16_does(tmp_path, weights):
     engine = Engine(bundle, backend="cuda", dtype="bf16", graphs=False, **options)
     assert isinstance(engine.model.weights.layers[1].o, Fp8Matrix) == (weights == "fp8")
     record = parity(engine, Engine(bundle, dtype="f64", **options), [5, 17, 30], 1, 1)
-    assert record["passed"] and 1e-4 < max(record["layer_errors"]) < 3e-2
+    errors, flips = record["layer_errors"], record["experts_differing"]
+    assert record["passed"] and 1e-4 < max(errors), (errors, flips)
+    assert flips or max(errors) < 3e-2, errors  # rounding alone; an expert chosen otherwise is worth more
 
 
 @pytest.mark.simulator
@@ -90,7 +92,9 @@ def test_on_the_gpu(weights):
     engine = Engine(bundle, backend="cuda", dtype="bf16", **options)
     tokens = np.random.default_rng(0).integers(512, size=80).tolist()
     record = parity(engine, Engine(bundle, dtype="f64", **options), tokens, 40, 9)
-    assert record["passed"] and 1e-4 < max(record["layer_errors"]) < 3e-2
+    errors, flips = record["layer_errors"], record["experts_differing"]
+    assert record["passed"] and 1e-4 < max(errors), (errors, flips)
+    assert flips or max(errors) < 3e-2, errors  # rounding alone; an expert chosen otherwise is worth more
     want = tokens_of(run(engine, tokens[:9], DecodeConfig("ar", max_new_tokens=32)))
     for budget in (1, 7, 15):
         assert tokens_of(run(engine, tokens[:9], DecodeConfig("tree", budget, max_new_tokens=32))) == want
