@@ -198,11 +198,11 @@ def kernel_source(module: str, kernel: str) -> str:
 
 
 def text_table(headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    """Rows under headings, in columns: numbers and shares to the right, words to the left."""
+    """Rows under headings, in columns: numbers and shares to the right, `-` for none too, words to the left."""
     cells = [tuple(str(cell) for cell in row) for row in rows]
     columns = []
     for heading, *column in zip(headings, *cells, strict=True):
         width = max(map(len, (heading, *column)))
-        numbers = all(re.fullmatch(r"-?[\d.,]+(e-?\d+)?%?", cell) for cell in column)
+        numbers = all(re.fullmatch(r"-?[\d.,]+(e-?\d+)?%?|-", cell) for cell in column)
         columns.append([cell.rjust(width) if numbers else cell.ljust(width) for cell in (heading, *column)])
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))

@@ -16,10 +16,10 @@ from ddtree.study_rounds import departure
 
 
 class Explorer:
-    """Sliders `budget`, `depth`, `prompt` and `round`, and a picture that follows them.
+    """Sliders `budget`, `depth`, `prompt` and `position`, and a picture that follows them.
 
-    `roots` are a recording's, by prompt. The means of all roots are computed here for every depth, so that a step of
-    a slider costs one tree and one picture.
+    `roots` are of recordings, by prompt; a prompt without one is left out. The means of all roots are computed here
+    for every depth, so that a step of a slider costs one tree and one picture.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Explorer:
     ):
         from ipywidgets import IntSlider, Layout, SelectionSlider, VBox
 
-        self.roots = roots
+        self.roots = roots = {prompt: mine for prompt, mine in roots.items() if mine}
         everything = [root for mine in roots.values() for root in mine]
         horizon = everything[0].horizon
         self.picture = Picture(horizon, most, name_of)
@@ -36,22 +36,22 @@ class Explorer:
         self.budget = IntSlider(budget, 1, most, description="budget", **look)
         self.depth = IntSlider(horizon, 1, horizon, description="depth", **look)
         self.prompt = SelectionSlider(options=list(roots), description="prompt", **look)
-        self.round = IntSlider(1, 1, len(roots[self.prompt.value]), description="round", **look)
-        self.controls = VBox([self.budget, self.depth, self.prompt, self.round])
+        self.position = IntSlider(0, 0, len(roots[self.prompt.value]) - 1, description="position", **look)
+        self.controls = VBox([self.budget, self.depth, self.prompt, self.position])
         self.handle: Any = None
         self.prompt.observe(self._new_prompt, "value")
-        for slider in (self.budget, self.depth, self.round):
+        for slider in (self.budget, self.depth, self.position):
             slider.observe(self._moved, "value")
 
     @property
     def root(self) -> Root:
         """The root that the sliders choose."""
-        return self.roots[self.prompt.value][self.round.value - 1]
+        return self.roots[self.prompt.value][self.position.value]
 
     def figure(self) -> Figure:
         """What the sliders ask for; the same Figure each time, drawn anew."""
         root, budget, depth = self.root, self.budget.value, self.depth.value
-        title = f"{self.prompt.value}, round {root.index}: budget {budget}, depth at most {depth}"
+        title = f"{self.prompt.value}, position {root.position}: budget {budget}, depth at most {depth}"
         return self.picture.draw(root, budget, depth, self.means[depth - 1], title)
 
     def to_most_telling(self) -> None:
@@ -59,7 +59,7 @@ class Explorer:
         places = [(prompt, number) for prompt, mine in self.roots.items() for number in range(len(mine))]
         prompt, number = max(places, key=lambda place: self._telling(self.roots[place[0]][place[1]]))
         self.prompt.value = prompt
-        self.round.value = number + 1
+        self.position.value = number
 
     def _telling(self, root: Root) -> tuple[int, int]:
         tree = root.tree(self.budget.value, self.depth.value)
@@ -84,7 +84,7 @@ class Explorer:
     def _new_prompt(self, change: Any) -> None:
         """Another prompt has its own number of roots; its first is shown, with one picture for both sliders' moves."""
         showing, self.handle = self.handle, None
-        self.round.value = 1
-        self.round.max = len(self.roots[self.prompt.value])
+        self.position.value = 0
+        self.position.max = len(self.roots[self.prompt.value]) - 1
         self.handle = showing
         self._moved()

@@ -1,6 +1,4 @@
-"""Trees of every budget and depth out of tables that one decode recorded, held to what followed; it runs the model
-once, to record. What a root is: a position where the recorded decode began a round.
-"""
+"""Trees of every budget and depth at positions of recorded continuations, held to what followed. It runs no model."""
 
 from __future__ import annotations
 
@@ -9,27 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddtree.config import DecodeConfig
-from ddtree.decode import decode
-from ddtree.engine import Engine
 from ddtree.lab import text_table
-from ddtree.metrics import in_loop
-from ddtree.prompts import Prompt
-from ddtree.rounds import Round
-from ddtree.shapes import get_shape
+from ddtree.study_cost import CostCurve
 from ddtree.study_draft import SiblingTable
-from ddtree.study_rounds import seen_rounds
+from ddtree.study_fast import accepted_length
+from ddtree.study_published import Claim
+from ddtree.study_recordings import Recording
+from ddtree.study_replay import builder_of
+from ddtree.study_report_parts import table_of
+from ddtree.study_rerun import accepted_path
+from ddtree.study_scale import Verdict
+from ddtree.study_summary import Summary, best_of
 from ddtree.tree import DraftTree
 
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """One recorded root with all that a tree on it needs: its round, table, and the tokens that really followed.
+    """One position of a continuation with all that a tree on it needs: its token, table, and the tokens after it.
 
-    `looping`: it stands inside a repetition (`metrics.in_loop`).
+    `position` counts the continuation's tokens from 0. `looping`: it stands inside a repetition (`metrics.in_loop`).
     """
 
-    index: int
+    position: int
     token: int
     token_ids: np.ndarray
     log_probs: np.ndarray
@@ -42,56 +41,17 @@ class Root:
 
     def tree(self, budget: int, depth: int, shape: str = "best_first") -> DraftTree:
         """The shape's tree of at most `budget` nodes, none deeper than `depth`; `oracle` sees what followed."""
-        build = get_shape(shape, continuation=self.continuation)
+        build = builder_of(shape)(self.continuation)
         return build(self.token_ids, self.log_probs, budget, depth, root_token=self.token)
 
 
-@dataclass(frozen=True)
-class Recording:
-    """Decodes of one setting: `rounds` by prompt, and of those the `roots` whose whole horizon is known."""
-
-    rounds: dict[str, list[Round]]
-    roots: dict[str, list[Root]]
-    loop_share: float
-
-    @property
-    def all_rounds(self) -> list[Round]:
-        return [this for rounds in self.rounds.values() for this in rounds]
-
-    @property
-    def all_roots(self) -> list[Root]:
-        return [root for roots in self.roots.values() for root in roots]
-
-    def tokens(self) -> dict[str, list[int]]:
-        """What each decode returned."""
-        return {name: [t for this in rounds for t in this.tokens] for name, rounds in self.rounds.items()}
-
-
-def record(engine: Engine, prompts: Sequence[Prompt], config: DecodeConfig) -> Recording:
-    """Decode the prompts and keep every round with the drafter's table, on the backend numpy.
-
-    A prompt whose decode left no root with a whole horizon is kept in `rounds` alone.
-    """
-    rounds, roots, looping = {}, {}, []
-    for sequence, prompt in enumerate(prompts):
-        prompt_ids = engine.bundle.encode(prompt.text)
-        mine = rounds[prompt.id] = list(decode(engine, prompt_ids, config, sequence))
-        tokens = [token for this in mine for token in this.tokens]
-        loops = in_loop([*prompt_ids, *tokens])[len(prompt_ids) :]
-        looping += loops.tolist()
-        if found := _roots(mine, loops):
-            roots[prompt.id] = found
-    return Recording(rounds, roots, float(np.mean(looping)))
-
-
-def _roots(rounds: Sequence[Round], loops: np.ndarray) -> list[Root]:
-    found, at = [], len(rounds[0].tokens)
-    for this in seen_rounds(rounds):
-        if this.table is not None and len(this.continuation) > len(this.table[0]):
-            token = int(this.tree.token_ids[0])
-            found.append(Root(this.index, token, *this.table, this.continuation, bool(loops[at - 1])))
-        at += len(this.tokens)
-    return found
+def roots_of(recording: Recording) -> list[Root]:
+    """Every position whose whole horizon, and the bonus token after it, is known; none in a short continuation."""
+    tokens, last = recording.tokens, len(recording.tokens) - recording.horizon - 1
+    return [
+        Root(at, int(tokens[at]), *recording.table(at), tokens[at + 1 :], bool(recording.looping[at]))
+        for at in range(last)
+    ]
 
 
 @dataclass(frozen=True)
@@ -102,18 +62,10 @@ class Curve:
     actual: np.ndarray
 
 
-def walked_rows(tree: DraftTree, continuation: Sequence[int]) -> list[int]:
+def walked_rows(tree: DraftTree, continuation: np.ndarray) -> list[int]:
     """The rows, root first, that a target takes which says `continuation`; its last token is never a row's."""
-    children = {
-        (int(p), int(t)): row for row, (p, t) in enumerate(zip(tree.parents, tree.token_ids, strict=True))
-    }
-    rows = [0]
-    for token in continuation[:-1]:
-        row = children.get((rows[-1], int(token)))
-        if row is None:
-            break
-        rows.append(row)
-    return rows
+    after = np.asarray(continuation, np.int32)
+    return accepted_path(tree, after[: accepted_length(tree.parents, tree.token_ids, after)]).tolist()
 
 
 def curve_of(tree: DraftTree, rows: Sequence[int], budget: int) -> Curve:
@@ -135,14 +87,52 @@ def mean_curve(roots: Sequence[Root], budget: int, depth: int) -> Curve:
     return Curve(*means)
 
 
-def curve_table(curves: Mapping[str, Curve], budgets: Sequence[int]) -> str:
-    """Curves at some budgets as text: expected, actual, and their ratio."""
+def curve_table(
+    curves: Mapping[str, Curve], budgets: Sequence[int], replayed: Mapping[str, Mapping[int, float]]
+) -> str:
+    """Curves at some budgets as text: expected, actual, their ratio, and tokens a round as a decode would have them."""
     rows = []
     for name, curve in curves.items():
         for budget in budgets:
             expected, actual = curve.expected[budget], curve.actual[budget]
-            rows.append((name, budget, f"{expected:.2f}", f"{actual:.2f}", f"{actual / expected:.2f}"))
-    return text_table(("roots", "budget", "expected", "actual", "ratio"), rows)
+            numbers = expected, actual, actual / expected, replayed[name][budget]
+            rows.append((name, budget, *(f"{number:.2f}" for number in numbers)))
+    return text_table(("roots", "budget", "expected", "actual", "ratio", "replayed"), rows)
+
+
+def shape_table(summaries: Sequence[Summary], cost: CostCurve) -> str:
+    """Tokens a round of each shape at each budget as text, then its fastest budget and tokens per second at `cost`."""
+    at = {(each.shape, each.budget): each for each in summaries}
+    budgets = sorted({each.budget for each in summaries})
+    rows = []
+    for shape, (best, speed) in best_of(summaries, cost).items():
+        lengths = (f"{at[shape, budget].acceptance:.2f}" for budget in budgets)
+        rows.append((shape, *lengths, best.budget, f"{best.nodes:.1f}", f"{speed:.0f}"))
+    return text_table(("shape", *map(str, budgets), "fastest at", "nodes", "tokens/s"), rows)
+
+
+def verdict_table(found: Sequence[Verdict]) -> str:
+    """Verdicts of one model and context as text: speedup over rounds of one row with its interval, and whether it
+    pays, in a column for each way to count experts; a line each temperature, shape and budget.
+    """
+    ways = sorted({each.experts for each in found})
+    lines: dict[tuple, dict[str, str]] = {}
+    for each in found:
+        key = (f"{each.temperature:g}", each.shape, each.budget, f"{each.rows:.1f}", f"{each.tokens:.2f}")
+        said = f"{each.speedup:.2f} ({each.speedup_low:.2f}-{each.speedup_high:.2f}) {each.pays}"
+        lines.setdefault(key, {})[each.experts] = said
+    rows = [(*key, *(said.get(way, "-") for way in ways)) for key, said in lines.items()]
+    return text_table(("temp", "shape", "budget", "rows", "tokens", *ways), rows)
+
+
+def claim_table(claims: Mapping[str, Sequence[Claim | None]]) -> str:
+    """Published claims as a Markdown table: what was published, and what each setting of `claims` measures of it."""
+    rows = []
+    for several in zip(*claims.values(), strict=True):
+        one = next(each for each in several if each)
+        here = (f"{each.measured}: **{each.holds}**" if each else "-" for each in several)
+        rows.append((one.statement, one.published, *here))
+    return "\n".join(table_of(("statement", "published", *claims), rows))
 
 
 def sibling_text(table: SiblingTable, depths: int = 8) -> str:

@@ -34,6 +34,7 @@ def test_the_error_of_a_vector() -> None:
 def test_numbers_stand_to_the_right() -> None:
     table = lab.text_table(("name", "us", "words"), [("a", "10.5", "x y"), ("bc", "9%", "z")])
     assert table == "name    us  words\na     10.5  x y\nbc      9%  z"
+    assert lab.text_table(("share",), [("12%",), ("-",)]) == "share\n  12%\n    -"
 
 
 DOCUMENTS = ("kernels", "decode", "decode_random-4.8b", "layers", "layers_bf16", "layers_random-4.8b")

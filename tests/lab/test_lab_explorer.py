@@ -13,18 +13,19 @@ pytest.importorskip("ipywidgets", reason="ipywidgets is in the extra `notebooks`
 HORIZON, RANKS, MOST = 5, 8, 32
 
 
-def made_up_root(seed: int, index: int = 1) -> Root:
+def made_up_root(seed: int, position: int = 0) -> Root:
     """A random table whose continuation takes rank 0, rank 1, rank 0 and then what no table holds."""
     rng = np.random.default_rng(seed)
     token_ids = np.array([rng.permutation(90)[:RANKS] for _ in range(HORIZON)], np.int32)
     log_probs = -np.sort(rng.exponential(2.0, (HORIZON, RANKS)).cumsum(1), axis=1).astype(np.float32)
     followed = [token_ids[0, 0], token_ids[1, 1], token_ids[2, 0], 99, 99, 99]
-    return Root(index, 3, token_ids, log_probs, np.array(followed), False)
+    return Root(position, 3, token_ids, log_probs, np.array(followed, np.int32), False)
 
 
 @pytest.fixture
 def explorer() -> Explorer:
-    roots = {"first": [made_up_root(1), made_up_root(2, 4), made_up_root(3, 7)], "second": [made_up_root(4)]}
+    first = [made_up_root(10), made_up_root(2, 1), made_up_root(3, 2)]
+    roots = {"first": first, "second": [made_up_root(4), made_up_root(8, 1)], "short": []}
     return Explorer(roots, lambda token: f"token {token}", MOST, 6)
 
 
@@ -41,18 +42,19 @@ class Shown:
 def test_each_slider_changes_the_picture_once(explorer: Explorer) -> None:
     explorer.handle = shown = Shown()
     first = png_of(explorer.figure())
-    for name, value in (("budget", 30), ("depth", 2), ("round", 3), ("prompt", "second")):
+    for name, value in (("budget", 30), ("depth", 2), ("position", 2), ("prompt", "second")):
         getattr(explorer, name).value = value
     assert len(shown.images) == 4 and len({first, *shown.images}) == 5
-    assert (explorer.round.value, explorer.round.max) == (1, 1) and explorer.root.index == 1
+    assert (explorer.position.value, explorer.position.max) == (0, 1) and explorer.root.position == 0
     explorer.prompt.value, explorer.depth.value, explorer.budget.value = "first", HORIZON, 6
     assert shown.images[-1] == first, "the picture depends on where the sliders stand alone"
-    assert explorer.round.max == 3
+    assert explorer.position.max == 2
 
 
 def test_sliders_are_named_as_they_are_looked_for(explorer: Explorer) -> None:
     names = [slider.description for slider in explorer.controls.children]
-    assert names == ["budget", "depth", "prompt", "round"]
+    assert names == ["budget", "depth", "prompt", "position"]
+    assert explorer.prompt.options == ("first", "second"), "a prompt without a root has nothing to show"
     assert (explorer.budget.min, explorer.budget.max, explorer.depth.max) == (1, MOST, HORIZON)
 
 
@@ -60,7 +62,7 @@ def test_the_most_telling_root_leaves_the_spine(explorer: Explorer) -> None:
     explorer.budget.value = MOST
     explorer.to_most_telling()
     telling = [explorer._telling(root) for mine in explorer.roots.values() for root in mine]
-    assert explorer._telling(explorer.root) == max(telling)
+    assert explorer._telling(explorer.root) == max(telling) > telling[0]
 
 
 @pytest.mark.parametrize("budget", [1, 2, 8, MOST])

@@ -1,6 +1,6 @@
-"""Curves out of one tree are those of a tree for every budget; recorded roots hold what really followed."""
+"""Curves out of one tree are those of a tree for every budget; roots hold what really followed."""
 
-import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,26 +11,37 @@ from support import trained
 from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
 from ddtree.lab_shapes import (
-    Recording,
     Root,
+    claim_table,
     curve_of,
     curve_table,
     mean_curve,
-    record,
+    roots_of,
+    shape_table,
     sibling_text,
+    verdict_table,
     walked_rows,
 )
 from ddtree.prompts import load_prompts
-from ddtree.study_budgets import budget_curve, mean_budget_curve, walk
+from ddtree.study_budgets import budget_curve, walk
+from ddtree.study_cost import drafted_curve
 from ddtree.study_draft import SiblingTable, sibling_table
+from ddtree.study_published import Claim
+from ddtree.study_record import record
+from ddtree.study_recordings import Recording
+from ddtree.study_replay import replay_rounds
+from ddtree.study_rerun import recorded_rounds
+from ddtree.study_scale import verdicts
+from ddtree.study_summary import Summary
 
 MOST = 24
 
 
-@functools.cache
-def recording() -> Recording:
-    engine, prompts = Engine(trained(), max_budget=MOST), load_prompts()[:3]
-    return record(engine, prompts, DecodeConfig(budget=MOST, max_new_tokens=40))
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory) -> list[Recording]:
+    """Two prompts with roots, 40 tokens each."""
+    engine, folder = Engine(trained(), max_budget=1), tmp_path_factory.mktemp("recorded")
+    return record(engine, load_prompts()[:2], folder, DecodeConfig(max_new_tokens=40), k=MOST)
 
 
 @st.composite
@@ -65,45 +76,99 @@ def test_a_root_grows_any_shape(root: Root, depth: int, budget: int) -> None:
         assert walk(root.tree(budget, depth, shape).validate(), root.continuation) <= most
 
 
-def test_a_recording_is_what_was_decoded() -> None:
-    found = recording()
-    assert list(found.rounds) == [prompt.id for prompt in load_prompts()[:3]]
-    assert all(len(tokens) == 40 for tokens in found.tokens().values())
-    assert 0 <= found.loop_share <= 1 and len(found.all_rounds) > len(found.all_roots) > 0
-    for name, mine in found.roots.items():
-        for root in mine:
-            this = found.rounds[name][root.index]
-            at = sum(len(earlier.tokens) for earlier in found.rounds[name][: root.index])
-            assert root.continuation.tolist() == found.tokens()[name][at:]
-            assert root.token == found.tokens()[name][at - 1] and len(root.continuation) > root.horizon
+def test_a_root_is_a_position_with_its_horizon_known(recordings: list[Recording]) -> None:
+    for recording in recordings:
+        roots, tokens = roots_of(recording), recording.tokens.tolist()
+        assert [root.position for root in roots] == list(range(len(tokens) - recording.horizon - 1))
+        for at, root in enumerate(roots):
+            assert [root.token, *root.continuation.tolist()] == tokens[at:]
+            assert len(root.continuation) > root.horizon == recording.horizon
+        rounds = [this for this in replay_rounds(recording, "best_first", MOST) if this.root < len(roots)]
+        for this in rounds:
+            root = roots[this.root]
             tree = root.tree(MOST, root.horizon)
             assert np.array_equal(tree.token_ids, this.tree.token_ids)
-            assert walked_rows(tree, root.continuation) == this.path.tolist()
+            path = tree.token_ids[walked_rows(tree, root.continuation)]
+            assert path[1:].tolist() == this.tokens[:-1].tolist()
+        assert len(rounds) > 1
 
 
-def test_the_mean_is_the_study_s() -> None:
-    found = recording()
-    mine = mean_curve(found.all_roots, MOST, found.all_roots[0].horizon)
-    study = mean_budget_curve(found.all_rounds, range(1, MOST + 1))
-    np.testing.assert_allclose(mine.expected[1:], study.expected, rtol=1e-12)
-    np.testing.assert_allclose(mine.actual[1:], study.actual, rtol=1e-12)
+def test_a_root_inside_a_repetition_is_told_apart(recordings: list[Recording]) -> None:
+    tokens = np.concatenate([np.arange(8), np.full(32, 7)]).astype(np.int32)
+    looping = [root.looping for root in roots_of(replace(recordings[0], tokens=tokens))]
+    assert looping == replace(recordings[0], tokens=tokens).looping[: len(looping)].tolist()
+    assert set(looping) == {True, False}
+
+
+def test_a_continuation_too_short_has_no_root(recordings: list[Recording], tmp_path) -> None:
+    engine, prompt = Engine(trained(), max_budget=1), load_prompts()[:1]
+    for tokens, roots in ((16, 0), (17, 1)):
+        config = DecodeConfig(max_new_tokens=tokens)
+        [short] = record(engine, prompt, tmp_path / str(tokens), config, k=1)
+        assert len(roots_of(short)) == roots
+
+
+def test_the_mean_is_that_of_a_tree_for_every_budget(recordings: list[Recording]) -> None:
+    roots = roots_of(recordings[0])
+    mine = mean_curve(roots, MOST, 15)
+    one_by_one = [budget_curve((r.token_ids, r.log_probs), r.continuation, range(MOST + 1)) for r in roots]
+    np.testing.assert_allclose(mine.expected, np.mean([c.expected for c in one_by_one], axis=0), rtol=1e-12)
+    np.testing.assert_allclose(mine.actual, np.mean([c.actual for c in one_by_one], axis=0), rtol=1e-12)
     assert (mine.expected[0], mine.actual[0]) == (1, 1)
 
 
-def test_a_decode_too_short_leaves_rounds_and_no_root() -> None:
-    engine = Engine(trained(), max_budget=4)
-    found = record(engine, load_prompts()[:1], DecodeConfig(budget=4, max_new_tokens=4))
-    assert found.all_rounds and found.all_roots == [] and found.roots == {}
+def test_curves_as_text(recordings: list[Recording]) -> None:
+    curves = {"all": mean_curve(roots_of(recordings[0]), MOST, 15)}
+    lines = curve_table(curves, (0, 8), {"all": {0: 1.0, 8: 2.345}}).splitlines()
+    assert lines[0].split() == ["roots", "budget", "expected", "actual", "ratio", "replayed"]
+    assert lines[1].split() == ["all", "0", "1.00", "1.00", "1.00", "1.00"] and len(lines) == 3
+    actual = curves["all"].actual[8]
+    assert lines[2].split()[3:] == [f"{actual:.2f}", f"{actual / curves['all'].expected[8]:.2f}", "2.35"]
 
 
-def test_curves_as_text() -> None:
-    lines = curve_table({"all": mean_curve(recording().all_roots, MOST, 15)}, (0, 8)).splitlines()
-    assert lines[0].split() == ["roots", "budget", "expected", "actual", "ratio"]
-    assert lines[1].split() == ["all", "0", "1.00", "1.00", "1.00"] and len(lines) == 3
+def summary(shape: str, budget: int, acceptance: float, nodes: float) -> Summary:
+    ends = acceptance - 0.5, acceptance + 0.5
+    return Summary(shape, budget, 7, 0.0, 3, acceptance, *ends, None, nodes)
+
+
+def test_shapes_as_text() -> None:
+    """At 1 ms a row: 2 / 3 against 3 / 6 tokens a millisecond for one shape, 1.5 / 3 against 4 / 7.5 for the other."""
+    cost = drafted_curve([1, 10], [1.0, 10.0], 0.0)
+    found = [summary("chain", 2, 2.0, 2.0), summary("chain", 8, 3.0, 5.0)]
+    found += [summary("beam", 2, 1.5, 2.0), summary("beam", 8, 4.0, 6.5)]
+    lines = [line.split() for line in shape_table(found, cost).splitlines()]
+    assert lines[0] == ["shape", "2", "8", "fastest", "at", "nodes", "tokens/s"]
+    assert lines[1:] == [
+        ["chain", "2.00", "3.00", "2", "2.0", "667"],
+        ["beam", "1.50", "4.00", "8", "6.5", "533"],
+    ]
+
+
+def test_verdicts_as_text() -> None:
+    one = verdicts([summary("chain", 4, 2.0, 3.0)], ["kimi-k2.6"], [8192], sharing=())
+    first = next(each for each in one if each.source == "measured layers" and each.experts == "independent")
+    second = replace(
+        first, experts="counted", budget=8, speedup=0.5, speedup_low=0.4, speedup_high=0.6, pays="no"
+    )
+    lines = [line.split() for line in verdict_table([first, second]).splitlines()]
+    assert lines[0] == ["temp", "shape", "budget", "rows", "tokens", "counted", "independent"]
+    said = [f"{first.speedup:.2f}", f"({first.speedup_low:.2f}-{first.speedup_high:.2f})", first.pays]
+    assert lines[1] == ["0", "chain", "4", "4.0", "2.00", "-", *said]
+    assert lines[2] == ["0", "chain", "8", "4.0", "2.00", "0.50", "(0.40-0.60)", "no", "-"]
+
+
+def test_claims_as_a_table() -> None:
+    one, other = (Claim("a chain stops", "elsewhere: 4", measured, "yes") for measured in ("x 1.1", "x 1.2"))
+    lines = claim_table({"greedy": [one, None], "sampled": [other, other]}).splitlines()
+    assert lines[0] == "| statement | published | greedy | sampled |"
+    assert lines[2:] == [
+        "| a chain stops | elsewhere: 4 | x 1.1: **yes** | x 1.2: **yes** |",
+        "| a chain stops | elsewhere: 4 | - | x 1.2: **yes** |",
+    ]
 
 
 @pytest.mark.parametrize("ranks", [4, 6])
-def test_siblings_as_text(ranks: int) -> None:
+def test_siblings_as_text(ranks: int, recordings: list[Recording]) -> None:
     hits = np.zeros((3, ranks), int)
     hits[0, :2], hits[1, 0] = (6, 2), 3
     followed, right = hits.copy(), np.zeros_like(hits)
@@ -112,4 +177,5 @@ def test_siblings_as_text(ranks: int) -> None:
     assert lines[1].split() == ["1", "10", "60%", "20%", "0%", "0%", "20%", "50%", "50%"]
     assert lines[2].split() == ["2", "6", "50%", "0%", "0%", "0%", "50%", "100%", "-"]
     assert lines[3].split() == ["all", "16", "56%", "12%", "0%", "0%", "31%", "67%", "50%"]
-    assert sibling_text(sibling_table(recording().all_rounds), 2).count("\n") == 3
+    rounds = recorded_rounds(recordings, "best_first", MOST)
+    assert sibling_text(sibling_table(rounds), 2).count("\n") == 3
