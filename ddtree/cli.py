@@ -35,6 +35,7 @@ from ddtree.cli_options import (
 )
 from ddtree.cli_plot import plot_command
 from ddtree.cli_study import study_group
+from ddtree.cli_train import train_group
 from ddtree.compare import ACCEPTANCE_NOTE, best_rows, compare, fair_pairs, format_table, plan, report
 from ddtree.config import METHODS
 from ddtree.demo import run_demo
@@ -208,6 +209,7 @@ def convert_command(source: str, output: str, as_json: bool) -> None:
 cli.add_command(bench_group)
 cli.add_command(plot_command)
 cli.add_command(study_group)
+cli.add_command(train_group)
 
 
 @cli.command("demo")

@@ -161,7 +161,7 @@ def plans_of(m, k, n, warps):
     bits = split_bits_of(1, n, k)
     share = share_of(k, bits)
     for count in warps:
-        groups = max(count >> bits, 1)
+        groups = max(min(count, linear_mma.MOST_WARPS) >> bits, 1)
         yield bits, share, linear_mma.Tiling(groups, (-(-m // 8), -(-n // (16 * groups)), 1)), None
         for tiles in ROW_TILES:
             many = min(count, MOST_WARPS[tiles])

@@ -1,0 +1,6 @@
+"""Training of a small target, its tokenizer and its drafter with PyTorch (extra `train`); only the cli imports it.
+
+presets: shapes and runs. stages: what `ddtree train` does. corpus: files, held-out split, tokens. target, drafter,
+branch: the three networks. fit_target, fit_drafter: their losses. bank, generate: the target's own continuations.
+evaluate, acceptance: what is printed at the end. export: bundles. loop: steps, checkpoints, the log.
+"""

@@ -1,0 +1,154 @@
+"""What a drafter is worth on text that nothing was trained on: loss and accuracy by depth, and rounds of trees.
+
+Everything here runs in f32 on the device that the models are on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ddtree.reference.branch_scores import branch_scores
+from ddtree.train.acceptance import Continuation, branch_tree, marginal_tree, mean_acceptance
+from ddtree.train.bank import loops
+from ddtree.train.branch import CANDIDATES, BranchHead
+from ddtree.train.drafter import Drafter
+from ddtree.train.generate import continue_prompts
+from ddtree.train.presets import END_OF_TEXT
+from ddtree.train.target import Target
+
+TABLE = 64  # candidates of each depth that a table keeps
+BUDGETS = (16, 64)
+SEQUENCES = 16  # at once
+
+
+def held_out_prompts(tokens: np.ndarray, count: int, length: int) -> list[list[int]]:
+    """Prompts of that many tokens at even distances in the held-out ids i32 [m], fewer if they do not fit."""
+    count = min(count, max(1, len(tokens) // (length + 1)))
+    starts = np.linspace(0, max(0, len(tokens) - length), count).astype(int)
+    return [tokens[start : start + length].tolist() for start in starts]
+
+
+@torch.inference_mode()
+def continuations(
+    target: Target, drafter: Drafter, branch: BranchHead | None, prompts: Sequence[Sequence[int]], new: int
+) -> tuple[list[Continuation], dict[str, Any]]:
+    """Greedy continuations of `new` tokens with the drafter's tables, and the drafter's loss and accuracy by depth.
+
+    Loss and accuracy are means over all roots outside loops, and over roots alike, whether a decode would start a
+    round there or not.
+    """
+    made: list[Continuation] = []
+    sums = torch.zeros(3, drafter.config.horizon, dtype=torch.float64, device=target.head.device)
+    for start in range(0, len(prompts), SEQUENCES):
+        made += _some(target, drafter, branch, prompts[start : start + SEQUENCES], new, sums)
+    count, right, loss = sums.cpu().numpy()
+    count = np.maximum(count, 1)
+    by_depth = {"top1": (right / count).round(4).tolist(), "loss": (loss / count).round(4).tolist()}
+    return made, by_depth | {"roots": int(count[0])}
+
+
+def _some(
+    target: Target,
+    drafter: Drafter,
+    branch: BranchHead | None,
+    prompts: Sequence[Sequence[int]],
+    new: int,
+    sums: Tensor,
+) -> list[Continuation]:
+    """The same for a few prompts; adds counts, hits and losses of roots outside loops to sums f64 [3, horizon]."""
+    device, horizon = target.head.device, drafter.config.horizon
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    padded = torch.full((len(prompts), int(lengths.max())), END_OF_TEXT, device=device)
+    for row, prompt in enumerate(prompts):
+        padded[row, : len(prompt)] = torch.tensor(prompt, device=device)
+    own = continue_prompts(target, padded, lengths, [0.0] * new, torch.Generator(device))
+    whole = torch.full((len(prompts), padded.shape[1] + new), END_OF_TEXT, device=device)
+    whole[:, : padded.shape[1]] = padded
+    within = lengths.unsqueeze(1) + torch.arange(new, device=device)
+    whole.scatter_(1, within, own)
+    _, features = target.run(whole, drafter.config.target_layer_ids)
+    anchors = within[:, :-1]
+    hidden = drafter(features, whole.gather(1, anchors), anchors, target.embedding)
+    logits = functional.linear(hidden, target.head)
+    log_probs, ids = logits.log_softmax(dim=-1).topk(min(TABLE, logits.shape[-1]), dim=-1)
+    made = []
+    for row, prompt in enumerate(prompts):
+        tokens = own[row].cpu().numpy()
+        stops = np.flatnonzero(tokens == END_OF_TEXT)
+        count = int(stops[0]) + 1 if len(stops) else new
+        _measure(whole[row, : len(prompt) + new], len(prompt), count, logits[row], sums)
+        table = [t[row, : count - 1].cpu().numpy() for t in (ids, log_probs)]
+        plain = Continuation(
+            np.array(prompt), tokens[:count], table[0].astype(np.int32), table[1].astype(np.float32)
+        )
+        scores = None if branch is None else _conditional(plain, hidden[row].cpu().numpy(), target, branch)
+        made.append(Continuation(plain.prompt, plain.tokens, plain.token_ids, plain.log_probs, scores))
+    assert horizon == logits.shape[2]
+    return made
+
+
+def _measure(tokens: Tensor, first: int, count: int, logits: Tensor, sums: Tensor) -> None:
+    """Add one sequence: roots first .. first + count - 2 that are in no loop, at depths whose token is known."""
+    looping = loops(tokens[: first + count].unsqueeze(0))[0]
+    for place in range(count - 1):
+        if not looping[first + place]:
+            labels = tokens[first + place + 1 : first + count][: sums.shape[1]]
+            rows = logits[place, : len(labels)]
+            sums[0, : len(labels)] += 1
+            sums[1, : len(labels)] += rows.argmax(dim=-1) == labels
+            sums[2, : len(labels)] += functional.cross_entropy(rows, labels, reduction="none")
+
+
+def _conditional(this: Continuation, hidden: np.ndarray, target: Target, branch: BranchHead) -> np.ndarray:
+    """branch_scores of each root, f32 [roots, horizon, P, P]."""
+    width = min(CANDIDATES, this.token_ids.shape[2])
+    weights = [
+        t.detach().float().cpu().numpy()
+        for t in (target.embedding, target.head, branch.parent, branch.gate, branch.child)
+    ]
+    out = np.empty((*this.token_ids.shape[:2], width, width), np.float32)
+    for root in range(len(out)):
+        table = this.token_ids[root][:, :width], this.log_probs[root][:, :width]
+        branch_scores(*table, int(this.tokens[root]), hidden[root], *weights, out[root])
+    return out
+
+
+def evaluate(
+    target: Target, drafter: Drafter, branch: BranchHead | None, prompts: Sequence[Sequence[int]], new: int
+) -> dict[str, Any]:
+    """Loss and top-1 by depth, and rounds of greedy trees at each of BUDGETS, plain and branch-aware."""
+    made, by_depth = continuations(target, drafter, branch, prompts, new)
+    made = [this for this in made if len(this.tokens) > 1]
+    report: dict[str, Any] = {"prompts": len(prompts), "new_tokens": new, **by_depth}
+    builds = {"tree": marginal_tree} | ({} if branch is None else {"branch": branch_tree})
+    for name, build in builds.items():
+        for budget in BUDGETS:
+            report[f"{name}_{budget}"] = mean_acceptance(made, build, budget)
+    return report
+
+
+def lines(name: str, report: dict[str, Any]) -> list[str]:
+    """A report as text."""
+    depths = [1, 2, 4, 8, 15]
+    picked = [d for d in depths if d <= len(report["top1"])]
+    text = [
+        f"{name}: {report['prompts']} prompts, {report['new_tokens']} greedy tokens each",
+        f"  {report['roots']} roots outside loops, by depth",
+        "  depth      " + "".join(f"{d:8d}" for d in picked),
+        "  top-1      " + "".join(f"{report['top1'][d - 1]:8.3f}" for d in picked),
+        "  loss, nats " + "".join(f"{report['loss'][d - 1]:8.3f}" for d in picked),
+    ]
+    for key, value in report.items():
+        if isinstance(value, dict):
+            kind, budget = key.rsplit("_", 1)
+            text.append(
+                f"  {kind + ' ' + budget:10s} {value['acceptance']:.3f} tokens a round with the bonus token, "
+                f"{value['acceptance_outside']:.3f} outside loops ({value['rounds_outside']} rounds)"
+            )
+    return text

@@ -1,0 +1,204 @@
+"""Parts of training: the routing bias, windows, the bank, anchors, loops, the branch head, branch-aware trees."""
+
+import numpy as np
+import pytest
+
+from ddtree.errors import UsageError
+from ddtree.metrics import in_loop
+from ddtree.reference.branch_scores import branch_scores
+from ddtree.train.presets import PLANS, TINY, TargetRun
+
+
+def test_the_bias_moves_load_to_experts_that_have_less(torch):
+    from ddtree.config import ModelConfig
+    from ddtree.train.target import Gate
+
+    torch.manual_seed(0)
+    gate = Gate(ModelConfig.from_hf(TINY.target_hf()))
+    x = torch.randn(4096, 64) + 0.5  # a common part, so that some experts are liked by most rows
+    gate.counting = True
+
+    def spread():
+        gate(x)
+        load = gate.load / gate.load.sum()
+        gate.balance(1e-3)
+        return (load.max() - load.min()).item()
+
+    before = spread()
+    gate.load.fill_(0)
+    for _ in range(60):
+        after = spread()
+    assert before > 0.1
+    assert after < before / 4
+    gates = gate(x)
+    assert ((gates > 0).sum(dim=1) == 2).all()
+    assert torch.allclose(gates.sum(dim=1), torch.tensor(2.5))  # weights are the unbiased scores, normalised
+
+
+def test_balance_is_the_sign_of_what_an_expert_lacks(torch):
+    from ddtree.config import ModelConfig
+    from ddtree.train.target import Gate
+
+    gate = Gate(ModelConfig.from_hf(TINY.target_hf()))
+    gate.load.copy_(torch.tensor([10.0, 30.0, 20.0, 20.0]))
+    gate.balance(1e-3)
+    assert gate.bias.tolist() == pytest.approx([1e-3, -1e-3, 0, 0])
+    assert not gate.load.any()
+
+
+def test_windows_cover_the_corpus_once_an_epoch(torch):
+    from ddtree.train.fit_target import Windows
+
+    run = TargetRun(steps=1, batch=4, window=10, lr=1, warmup=1, dropout=0)
+    windows, again = Windows(505, run, seed=5), Windows(505, run, seed=5)
+    seen = np.concatenate([windows.starts_of(step) for step in range(windows.batches)])
+    assert len(set(seen)) == len(seen) == windows.batches * 4
+    assert len(set(seen % 10)) == 1
+    assert seen.min() >= 0 and seen.max() + 11 <= 505
+    assert (again.starts_of(3) == seen[12:16]).all()
+    assert not (Windows(505, run, seed=6).starts_of(0) == seen[:4]).all()
+    assert len({int(windows.starts_of(windows.batches * epoch)[0] % 10) for epoch in range(12)}) > 3
+    with pytest.raises(UsageError, match="30 tokens"):
+        Windows(30, run, seed=5)
+
+
+def test_loops_are_those_of_the_metrics(torch):
+    from ddtree.train.bank import loops
+
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 50, (6, 150))
+    rows[1, 40:] = np.resize(rng.integers(0, 50, 7), 110)
+    rows[2, 60:140] = np.resize(rng.integers(0, 50, 33), 80)
+    rows[3, 20:60] = 4
+    found = loops(torch.from_numpy(rows)).numpy()
+    assert (found == np.stack([in_loop(row) for row in rows])).all()
+    assert found.any(axis=1).tolist() == [False, True, True, True, False, False]
+    assert loops(torch.from_numpy(rows[:, :10])).sum() == 0
+
+
+def test_labels_are_own_tokens_of_one_segment():
+    from ddtree.train.presets import burst, own, real
+
+    pytest.importorskip("torch", reason="PyTorch is not installed: the extra `train` brings it")
+    from ddtree.train.bank import plan_temperatures, segment_ends
+
+    plan = (real(2), own(3), burst(2), own(2, 0.6))
+    assert segment_ends(plan).tolist() == [0, 0, 5, 5, 5, 0, 0, 9, 9]
+    assert plan_temperatures(plan).tolist() == pytest.approx([0, 0, 0, 0, 0, 1, 1, 0.6, 0.6])
+
+
+def test_anchors_have_labels_and_rarely_lie_in_loops(torch):
+    from ddtree.train.fit_drafter import LEAST_LABELS, Batches
+    from ddtree.train.presets import DrafterRun
+
+    rng = np.random.default_rng(1)
+    length = sum(s.length for s in PLANS[0])
+    bank = {
+        "tokens": rng.integers(4, 2048, (12, length)).astype(np.uint16),
+        "plan": np.arange(12).astype(np.uint8) % 3,
+        "looping": rng.random((12, length)) < 0.5,
+    }
+    run = DrafterRun(steps=1, batch=12, anchors=32, lr=1, warmup=1)
+    batches, shares = Batches(bank, PLANS, run, 0, torch.device("cpu")), []
+    for step in range(20):
+        torch.manual_seed(step)
+        batch = batches.of(step)
+        assert (batch.weight > 0).all()
+        assert (batch.ends - batch.anchors - 1 >= LEAST_LABELS).all()
+        assert all(len(set(row)) == 32 for row in batch.anchors.tolist())
+        shares.append((batch.weight < 1).float().mean().item())
+        for row in range(12):
+            for anchor, end in zip(batch.anchors[row].tolist(), batch.ends[row].tolist(), strict=True):
+                assert anchor + 1 < end <= length
+    assert 0.1 < np.mean(shares) < 0.25  # half of all places, drawn 0.15 times as often
+
+
+def test_the_branch_head_is_its_reference(torch):
+    from ddtree.train.branch import BranchHead, branch_loss
+
+    torch.manual_seed(2)
+    embedding, head = torch.randn(40, 24), torch.randn(40, 24)
+    module = BranchHead(24, 8, embedding)
+    for weight in (module.gate, module.child):
+        weight.data.normal_(std=0.2)
+    hidden = torch.randn(5, 24)
+    logits = hidden @ head.T
+    log_probs, ids = logits.log_softmax(-1).topk(16, dim=-1)
+    out = np.full((5, 16, 16), np.nan, np.float32)
+    weights = [t.detach().numpy() for t in (embedding, head, module.parent, module.gate, module.child)]
+    branch_scores(ids.int().numpy(), log_probs.numpy(), 7, hidden.numpy(), *weights, out)
+    parents = torch.tensor([7, *ids[:-1, 3].tolist()])
+    labels = ids[:, 5].clone()
+    labels[4] = next(t for t in range(40) if t not in ids[4])
+    loss, known = branch_loss(module, hidden, logits, parents, labels, embedding, head)
+    assert known.tolist() == [True] * 4 + [False]
+    for depth in range(4):
+        row = out[depth, 0 if depth == 0 else 3]
+        total = np.logaddexp.reduce(log_probs[depth].numpy().astype(np.float64))
+        assert loss[depth].item() == pytest.approx(total - row[5], abs=2e-5)
+    loss[known].sum().backward()
+    assert module.parent.grad.abs().sum() > 0 and module.gate.grad.abs().sum() > 0
+
+
+def test_labels_that_no_candidate_is_leave_the_loss_a_number(torch):
+    from ddtree.config import ModelConfig
+    from ddtree.train.branch import BranchHead
+    from ddtree.train.fit_drafter import Batch, losses
+    from ddtree.train.target import Target
+
+    torch.manual_seed(0)
+    target = Target(ModelConfig.from_hf(TINY.target_hf()))
+    branch = BranchHead(64, 4, target.embedding)
+    tokens = torch.full((1, 40), 7)
+    anchors = torch.tensor([[5, 9]])
+    batch = Batch(tokens, anchors, torch.ones(1, 2), torch.full((1, 2), 40), torch.zeros(1, 40))
+    hidden = torch.randn(1, 2, 15, 64, requires_grad=True)
+    logits = torch.zeros(1, 2, 15, 512)
+    logits[..., 100:200] = 5.0  # so that token 7 is among no depth's candidates
+    soft = torch.zeros(1, 40, 8, dtype=torch.int64), torch.full((1, 40, 8), 1 / 8)
+    loss, parts = losses(logits, batch, soft, torch.ones(15), TINY.drafter, hidden, branch, target)
+    assert parts["branch"] == 0 and parts["top1_depth1"] == 0
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in branch.parameters())
+    assert hidden.grad is None  # the head reads the drafter's hidden states and does not change them
+
+
+def test_labels_parents_and_weights_are_those_of_the_batch(torch, monkeypatch):
+    from ddtree.config import ModelConfig
+    from ddtree.train import fit_drafter
+    from ddtree.train.branch import BranchHead
+    from ddtree.train.fit_drafter import Batch, losses
+    from ddtree.train.target import Target
+
+    torch.manual_seed(0)
+    target = Target(ModelConfig.from_hf(TINY.target_hf()))
+    tokens = torch.arange(10, 50)[None]
+    ends = torch.tensor([[8, 40]])  # the first block has labels at distances 1 and 2 alone
+    batch = Batch(tokens, torch.tensor([[5, 20]]), torch.tensor([[1.0, 0.15]]), ends, torch.zeros(1, 40))
+    logits = torch.zeros(1, 2, 15, 512)
+    for row, anchor in enumerate((5, 20)):
+        for distance in range(1, 16):
+            logits[0, row, distance - 1, 10 + anchor + distance] = 30.0 - 20.0 * (row == 0 and distance == 2)
+    soft = (tokens.roll(-1, 1).unsqueeze(-1).expand(-1, -1, 8), torch.full((1, 40, 8), 1 / 8))
+    decay = torch.exp(-torch.arange(15) / 7.0)
+    branch = BranchHead(64, 4, target.embedding)
+    hidden, pairs = torch.zeros(1, 2, 15, 64), []
+    whole = fit_drafter.branch_loss
+    monkeypatch.setattr(fit_drafter, "branch_loss", lambda *args: pairs.append(args[3:5]) or whole(*args))
+    _, parts = losses(logits, batch, soft, decay, TINY.drafter, hidden, branch, target)
+    wrong = torch.log(1 + 511 * torch.exp(torch.tensor(-10.0))) * decay[1]
+    expected = wrong / (1 + decay[1] + 0.15 * decay.sum())
+    assert parts["loss"].item() == pytest.approx(expected.item(), rel=1e-4)
+    assert parts["hard"].item() == pytest.approx(expected.item(), rel=1e-4)
+    assert parts["top1_depth1"] == 1
+    parents, labels = (each.tolist() for each in pairs[0])  # of the first block: one in four goes to the head
+    assert parents == list(range(15, 30)) and labels == list(range(16, 31))  # the root is the first parent
+
+
+def test_a_full_gpu_is_one_line(torch):
+    from ddtree.errors import DeviceMemoryError
+    from ddtree.train.device import memory_errors
+
+    with pytest.raises(DeviceMemoryError) as caught, memory_errors():
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+    assert str(caught.value).count("\n") == 0 and "2 GiB" in str(caught.value)
