@@ -26,6 +26,7 @@ from ddtree.study_cost import CostCurve
 from ddtree.study_summary import Summary
 
 DODGE = 0.3  # of an axis 60 long or longer
+BOUNDS = ("oracle",)  # what no decode can reach has no speed
 
 
 def label_of_shape(shape: str) -> str:
@@ -35,7 +36,8 @@ def label_of_shape(shape: str) -> str:
 
 
 def shape_curves(summaries: Sequence[Summary], cost: CostCurve | None = None, title: str = "") -> Figure:
-    """Tokens a round by budget, a series a shape, with 95% intervals over prompts; with `cost`, tokens per second too.
+    """Tokens a round by budget, a series a shape, with 95% intervals over prompts; with `cost`, tokens per second
+    too, but the oracle's, which no decode can reach.
 
     `summaries` are of one temperature and depth. The level line is a round without a draft. UsageError without one.
     """
@@ -63,7 +65,7 @@ def _curves(summaries: Sequence[Summary], cost: CostCurve | None, by: str, label
         panels[0].errorbar(
             at, means, yerr=np.maximum(reach, 0), lw=1.4, capsize=2, label=label_of_shape(shape), **style
         )
-        if cost:
+        if cost and shape not in BOUNDS:
             panels[1].plot(at, [each.speed(cost) for each in mine], lw=1.4, **style)
     heading(panels[0], "Mean acceptance length, 95% interval over prompts")
     label_axes(panels[0], label, f"tokens a round ({CONVENTION})")

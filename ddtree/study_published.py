@@ -142,3 +142,9 @@ def siblings(table: SiblingTable) -> Claim | None:
         f"{said[0]} of {misses} first misses; its child {said[1]} of {followed[1]}, on the spine {said[2]}",
         (YES if near else "yes, at another rate") if weaker else NO,
     )
+
+
+def claims(rows: Rows, cost: CostCurve, horizon: int, table: SiblingTable | None = None) -> list[Claim]:
+    """All of them that the rows, of one temperature and the depth `horizon`, can answer; siblings need the table."""
+    found = [saturation(rows, horizon), peak(rows, cost), tree_over_chain(rows, cost, horizon)]
+    return [each for each in (*found, siblings(table) if table else None) if each]

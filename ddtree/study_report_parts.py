@@ -13,7 +13,7 @@ from ddtree.plots_draft import calibration_figure, sibling_figure
 from ddtree.plots_shapes import depth_curves, label_of_shape, shape_curves
 from ddtree.study_cost import CostCurve
 from ddtree.study_draft import SiblingTable, calibration, sibling_table
-from ddtree.study_published import Claim, peak, saturation, siblings, tree_over_chain
+from ddtree.study_published import claims
 from ddtree.study_recordings import Recording
 from ddtree.study_report_scale import adaptive_lines
 from ddtree.study_report_text import interval, table_of
@@ -140,13 +140,8 @@ class Part:
     def _published(self, table: SiblingTable | None) -> list[str]:
         """Published statements beside what we measure."""
         deep = [row for row in self.rows if row["depth"] == self.deepest]
-        found: list[Claim | None] = [
-            saturation(deep, self.deepest),
-            peak(deep, self.cost),
-            tree_over_chain(deep, self.cost, self.deepest),
-            siblings(table) if table is not None else None,
-        ]
-        cells = [(each.statement, each.published, each.measured, each.holds) for each in found if each]
+        found = claims(deep, self.cost, self.deepest, table)
+        cells = [(each.statement, each.published, each.measured, each.holds) for each in found]
         if not cells:
             return []
         return [
