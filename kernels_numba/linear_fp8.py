@@ -119,6 +119,7 @@ def linear_fp8(x, values, scales, out, scratch=None, stream=0):
     require(length % 16 == 0, f"linear_fp8: x: expected K a multiple of 16, found {length}")
     check("linear_fp8: scales", scales, "float32", (-(-width // 128), -(-length // 128)))
     check("linear_fp8: out", out, "float32", (num_rows, width))
+    require(num_rows < 2**16, f"linear_fp8: x: expected fewer than 65536 rows, found {num_rows}")
     require(x.size < 2**31, f"linear_fp8: x: {x.size} elements are more than i32 indices reach")
     wanted, found = linear_fp8_scratch(num_rows, width, length), 0 if scratch is None else scratch.size
     require(found >= wanted, f"linear_fp8: scratch: expected {wanted} elements at least, found {found}")

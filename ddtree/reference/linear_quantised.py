@@ -32,4 +32,4 @@ def in_groups(array: np.ndarray, group: int) -> np.ndarray:
     rows, length = array.shape
     whole = np.zeros((rows, -(-length // group) * group), array.dtype)
     whole[:, :length] = array
-    return whole.reshape(rows, -1, group)
+    return whole.reshape(rows, whole.shape[1] // group, group)  # -1 could be anything where there are no rows

@@ -13,6 +13,7 @@ from kernels_numba.checks import LaunchError
 from kernels_numba.linear_fp8 import FEWEST_WARPS, SHARES, linear_fp8, linear_fp8_scratch, shares_of, warps_of
 
 SMALL = [
+    (0, 16, 32),
     (1, 3, 16),
     (2, 20, 144),
     (3, 20, 144),
@@ -160,6 +161,12 @@ def test_arguments_that_do_not_fit(index, value, message):
     given[index] = value
     with pytest.raises(LaunchError, match=message):
         linear_fp8(*given)
+
+
+def test_rows_that_no_grid_has():
+    shapes = ((2**16, 16), "f4"), ((1, 16), "u1"), ((1, 1), "f4"), ((2**16, 1), "f4")
+    with pytest.raises(LaunchError, match="linear_fp8: x: expected fewer than 65536 rows, found 65536"):
+        linear_fp8(*(np.zeros(*shape) for shape in shapes))
 
 
 def test_rows_of_weights_are_whole_pieces_of_16_bytes():

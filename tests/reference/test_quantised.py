@@ -50,7 +50,7 @@ def product(x, weight, dtype):
 
 
 @each_case
-@pytest.mark.parametrize("m", ODD_SIZES)
+@pytest.mark.parametrize("m", [0, *ODD_SIZES])
 @pytest.mark.parametrize("dtype", [*DTYPES, "bf16"])
 def test_linear(stored, n, k, m, dtype):
     rng = np.random.default_rng(m * n + k)
