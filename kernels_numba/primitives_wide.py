@@ -106,13 +106,19 @@ def _make_put(t):
                             a, b, c, d = e + a, f + b, g + c, h + d
                         store4(out, at, a, b, c, d)
                     else:
-                        for j in range(ACROSS):
-                            if int32(column + j) < width:
-                                out[at + j] = out[at + j] + sums[i + 4 * j] if more else sums[i + 4 * j]
-                for j in range(ACROSS):
-                    sums[i + 4 * j] = float32(0)
+                        _put_one(out, at, column, width, more, sums[i])
+                        _put_one(out, at + 1, int32(column + 1), width, more, sums[i + 4])
+                        _put_one(out, at + 2, int32(column + 2), width, more, sums[i + 8])
+                        _put_one(out, at + 3, int32(column + 3), width, more, sums[i + 12])
+                sums[i] = sums[i + 4] = sums[i + 8] = sums[i + 12] = float32(0)
 
     return put
+
+
+@device_function
+def _put_one(out, at, column, width, more, value):
+    if column < width:
+        out[at] = out[at] + value if more else value
 
 
 def _in_order(functions):
