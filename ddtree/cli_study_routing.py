@@ -93,11 +93,11 @@ def routing_command(
     keep, kept = _first_gates(bundle)
     bar = LateBar("routing", "decode")
     rows = record_routing(engine, chosen, trees, configs[0], temperatures, bar.step, keep)
-    sharing = summarise_routing(rows)
     if out is not None:
         write_rows(out, rows)
-    if gates_file is not None:
+    if gates_file is not None and kept:
         Path(gates_file).write_text(json.dumps(kept[0]) + "\n", "utf-8")
+    sharing = summarise_routing(rows)  # which may find no full tree: what was decoded is kept by then
     if options["as_json"]:
         about = {
             "versions": {name: package_version(name) for name in PACKAGES},

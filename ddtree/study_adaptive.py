@@ -41,12 +41,13 @@ class Gain:
 def adaptive_gain(
     recordings: Sequence[Recording], cost: CostCurve, budgets: Sequence[int] = BUDGETS, seed: int = 0
 ) -> Gain:
-    """The gain over recordings of one temperature; budgets that the cost does not cover are left out.
+    """The gain over recordings of one temperature; budgets that the cost, or their tables, do not cover are left out.
 
     The best budget is the one that turned out best on these very recordings. UsageError without a recording, or a
-    budget that the cost covers.
+    budget that is covered.
     """
-    known = [budget for budget in budgets if np.isfinite(cost(budget + 1))]
+    most = min((each.most_budget or np.inf for each in recordings), default=0)
+    known = [budget for budget in budgets if budget <= most and np.isfinite(cost(budget + 1))]
     if not recordings or not known:
         raise UsageError("adaptive: expected recordings, and a cost that covers one of the budgets")
     fixed = {budget: _sums(recordings, "best_first", budget, cost) for budget in known}

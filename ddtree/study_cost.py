@@ -104,9 +104,16 @@ def point_of_rounds(rounds: Iterable[AnyRound]) -> Point:
 
 def measured_cost(temperature: float) -> CostCurve:
     """What rounds of the shipped model cost on the recorded GPU, greedy or sampled."""
-    records = json.loads(MEASURED.read_text("utf-8"))["rows"]
-    fitting = [each["temperature"] for each in records if (each["temperature"] > 0) == (temperature > 0)]
-    return cost_curve(points_of_records(records, fitting[0]))
+    return cost_curve(points_of_records(_measured(), measured_temperature(temperature)))
+
+
+def measured_temperature(temperature: float) -> float:
+    """The temperature of the rounds that `measured_cost` takes: 0, or the one that was timed above it."""
+    return next(t for each in _measured() if ((t := each["temperature"]) > 0) == (temperature > 0))
+
+
+def _measured() -> list[dict[str, Any]]:
+    return json.loads(MEASURED.read_text("utf-8"))["rows"]
 
 
 def drafted_curve(rows: Sequence[float], verify_ms: Any, draft_ms: float, other_ms: float = 0.0) -> CostCurve:

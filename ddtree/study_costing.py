@@ -11,7 +11,7 @@ Each counts a round in rounds of a single row without a draft, and says how it c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from ddtree.study_cost import CostCurve, drafted_curve, measured_cost
 from ddtree.study_experts import EffectiveRows, Sharing, effective_curve
 from ddtree.study_layers import FITTED_ROWS, LayerCosts
 from ddtree.study_models import (
+    DRAFT_BY_BYTES,
     MACHINE,
     ScaleModel,
     default_draft_ms,
@@ -86,8 +87,9 @@ def costings(
     words = "bytes and FLOPs alone, no launch and no traffic between GPUs"
     draft_ms = 1e3 * drafter_seconds(drafter, context, MACHINE, batch)
     cost = _analytic_ms(config, model.weights, context, batch, draft_ms)
+    untimed = replace(model, note=DRAFT_BY_BYTES) if model.draft_ms else model
     for experts, touch in _touches(config, batch, sharing).items():
-        yield Costing("analytic", experts, _said(words, experts, model), drafter.horizon, cost, touch)
+        yield Costing("analytic", experts, _said(words, experts, untimed), drafter.horizon, cost, touch)
 
 
 def layers_cost(

@@ -6,14 +6,13 @@ the sweep's order, and the part goes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ddtree.errors import UsageError
-from ddtree.study_rows import KEY, key_of, line_of, write_rows
+from ddtree.study_rows import KEY, key_of, line_of, row_in, write_rows
 
 Row = dict[str, Any]
 
@@ -58,7 +57,7 @@ class Journal:
             raise UsageError(f"{path}: cannot read the rows: {error.strerror}") from None
         whole = content.rfind(b"\n") + 1 if torn else len(content)
         for number, line in enumerate(content[:whole].splitlines(), 1):
-            row = _parse(line)
+            row = row_in(line)
             key = key_of(row) if row else None
             if key not in wanted:
                 why = "no row of study replay" if key is None else _difference(key, wanted)
@@ -94,16 +93,6 @@ class Journal:
             self.part.unlink()
         if self.part.exists() and isinstance(error, UsageError):
             raise UsageError(f"{error}; finished rows are kept: the same command goes on from them") from None
-
-
-def _parse(line: bytes) -> Row | None:
-    """A line's row, None where it is none."""
-    try:
-        row = json.loads(line)
-        hash(key_of(row))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return row
 
 
 def _difference(key: tuple, wanted: set[tuple]) -> str:

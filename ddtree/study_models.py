@@ -25,6 +25,9 @@ MACHINE = Machine(
 )  # copy bandwidth and bf16 products of an H200, as layer benches measured them
 
 
+DRAFT_BY_BYTES = "draft by its bytes, not timed"
+
+
 @dataclass(frozen=True)
 class ScaleModel:
     """A model of the study: files under data/, bytes an element as it is served, and what was measured of it.
@@ -56,7 +59,7 @@ MODELS = {
         "kimi-k2.6-drafter",
         WeightBytes(2, 0.5625, 2),
         layers="layers_kimi-k2.6",
-        note="draft by its bytes, not timed",
+        note=DRAFT_BY_BYTES,
     ),
     "deepseek-v3": ScaleModel(
         "deepseek-v3",

@@ -13,9 +13,8 @@ import numpy as np
 
 from ddtree.study_cost import CostCurve
 from ddtree.study_draft import SiblingTable, wilson
-from ddtree.study_summary import DRAWS, LEVEL, best_of, summarise
+from ddtree.study_summary import DRAWS, LEVEL, NO, OPEN, YES, best_of, summarise
 
-YES, NO, OPEN = "yes", "no", "undecided"
 LEAST_GAIN = 1.01  # of tokens a round, below which acceptance no longer rises
 
 Rows = Sequence[Mapping[str, Any]]
@@ -31,17 +30,18 @@ class Claim:
     holds: str
 
 
-def acceptance_ratio(above: Rows, below: Rows, seed: int = 0) -> tuple[float, float, float]:
+def acceptance_ratio(above: Rows, below: Rows, seed: int = 0) -> tuple[float, float, float] | None:
     """Tokens a round of `above` over those of `below`, and the ratio's 95% bootstrap interval over prompts.
 
-    Both are rows of the same prompts; prompts are drawn in pairs, so what they share cancels.
+    Rows of the same recordings; they are drawn in pairs, so what a pair shares cancels. None of fewer than two pairs:
+    one says nothing of others.
     """
-    other = {(row["prompt"], row["sequence"]): row for row in below}
+    other = {row["trace_sha256"]: row for row in below}
     pairs = [
-        (row, other[row["prompt"], row["sequence"]])
-        for row in above
-        if row["rounds"] and (row["prompt"], row["sequence"]) in other
+        (row, other[row["trace_sha256"]]) for row in above if row["rounds"] and row["trace_sha256"] in other
     ]
+    if len(pairs) < 2:
+        return None
     counts = np.array([[a["tokens"] - 1, a["rounds"], b["tokens"] - 1, b["rounds"]] for a, b in pairs], float)
     drawn = np.random.default_rng(seed).integers(len(counts), size=(DRAWS, len(counts)))
     whole, many = counts.sum(axis=0), counts[drawn].sum(axis=1)
@@ -64,8 +64,12 @@ def saturation(rows: Rows, horizon: int) -> Claim | None:
     if len(shared) < 2:
         return None
     first, last = shared[0], shared[-1]
-    tree, low, high = acceptance_ratio(_at(rows, "best_first", last), _at(rows, "best_first", first))
-    chain, *_ = acceptance_ratio(_at(rows, "chain", last), _at(rows, "chain", first))
+    trees, chains = (
+        acceptance_ratio(_at(rows, shape, last), _at(rows, shape, first)) for shape in ("best_first", "chain")
+    )
+    if not trees or not chains:
+        return None
+    (tree, low, high), (chain, *_) = trees, chains
     rises = YES if low > LEAST_GAIN else NO if high < LEAST_GAIN else OPEN
     return Claim(
         "A chain's acceptance saturates while the tree's rises with the budget",
@@ -106,6 +110,8 @@ def tree_over_chain(rows: Rows, cost: CostCurve, horizon: int) -> Claim | None:
     budget = shared[0]
     at = {each.shape: each for each in found if each.budget == budget}
     ratios = acceptance_ratio(_at(rows, "best_first", budget), _at(rows, "chain", budget))
+    if not ratios:
+        return None
     dearer = float(cost(at["best_first"].nodes + 1) / cost(at["chain"].nodes + 1))
     equal, low, high = (ratio / dearer for ratio in ratios)
     own = best["best_first"][1] / best["chain"][1]
@@ -135,7 +141,8 @@ def siblings(table: SiblingTable) -> Claim | None:
         shares.append((part / whole, low, high))
     said = [f"{100 * share:.0f}% ({100 * low:.0f} to {100 * high:.0f})" for share, low, high in shares]
     weaker = shares[1][2] < shares[2][1]  # the child of a sibling is right less often than that of the spine
-    near = shares[0][1] <= PUBLISHED_RANK_1 <= shares[0][2]
+    published = zip(shares, (PUBLISHED_RANK_1, PUBLISHED_CHILD), strict=False)
+    near = all(low <= share <= high for (_, low, high), share in published)
     return Claim(
         "At the first miss the rank-1 sibling is often right, but its child seldom",
         "37% at the first miss; its child 22%, against 65 to 84% on the spine",

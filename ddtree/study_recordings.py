@@ -67,7 +67,7 @@ class Recording:
 
     @property
     def wanted(self) -> int:
-        """The most tokens that the recorded decode was allowed, the first included."""
+        """The most tokens that the recorded decode was allowed, the first included: the context's room among it."""
         return min(self.header["max_new_tokens"], self.header["max_context"] - len(self.prompt_ids) + 1)
 
     @cached_property
@@ -80,10 +80,9 @@ class Recording:
         return self.token_ids[root, :, :k], self.log_probs[root, :, :k]
 
     def max_depth(self, root: int) -> int:
-        """The deepest node that the tokens still wanted, the horizon and the context leave a round at this root."""
+        """The deepest node that the horizon and the tokens still wanted leave a round at this root."""
         left = self.wanted - (root + 1)
-        room = self.header["max_context"] - 1 - (len(self.prompt_ids) + root)
-        return max(0, min(self.horizon, left - 1, room))
+        return max(0, min(self.horizon, left - 1))
 
 
 def open_recordings(directory: Path | str) -> list[Recording]:

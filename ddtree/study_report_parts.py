@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 
 from ddtree.plots_draft import calibration_figure, sibling_figure
 from ddtree.plots_shapes import depth_curves, label_of_shape, shape_curves
-from ddtree.study_cost import CostCurve
+from ddtree.study_cost import CostCurve, measured_temperature
 from ddtree.study_draft import SiblingTable, calibration, sibling_table
 from ddtree.study_published import claims
 from ddtree.study_recordings import Recording
 from ddtree.study_report_scale import adaptive_lines
 from ddtree.study_report_text import interval, table_of
 from ddtree.study_rerun import recorded_rounds
-from ddtree.study_summary import Summary, best_of
+from ddtree.study_summary import NO, OPEN, YES, Summary, best_of
 
 CALIBRATED = 64  # nodes of the trees that the calibration looks at, or as many as the rows have
 DPI = 150
@@ -51,10 +51,15 @@ class Part:
         lines += [*self._equal_budget(), "", *self._depths(folder)]
         table = None
         if recordings:
-            rounds = list(recorded_rounds(recordings, "chain", recordings[0].horizon))
-            table = sibling_table(rounds)
+            longest = min(min(each.horizon, each.most_budget or each.horizon) for each in recordings)
+            table = sibling_table(recorded_rounds(recordings, "chain", longest))
             lines += [*adaptive_lines(recordings, self.cost), *self._drafter(folder, table, recordings)]
         return [*lines, *self._published(table), ""]
+
+    def _measured_at(self) -> str:
+        """The temperature of the rounds that were timed, where it is another."""
+        mine, timed = self.summaries[0].temperature, measured_temperature(self.summaries[0].temperature)
+        return "" if mine == timed else f" and temperature {timed:g}"
 
     def _figure(self, folder: Path, stem: str, figure: Figure, title: str) -> list[str]:
         name = f"{stem}_{self.suffix}.png"
@@ -66,8 +71,9 @@ class Part:
         alone, best = float(1e3 / self.cost(1)), best_of(self.deep, self.cost)
         measured = ", ".join(f"{rows:.3g}" for rows in self.cost.rows)
         lines = [
-            f"A round's cost was measured at {measured} rows (means); between them it is a straight line, "
-            "which is a guess. Each shape at its own best budget (the oracle knows the future: an upper bound):",
+            f"A round's cost was measured at {measured} rows (means){self._measured_at()}; between them it is a "
+            "straight line, which is a guess. Each shape at its own best budget (the oracle knows the future: an upper "
+            "bound):",
             "",
         ]
         cells = []
@@ -83,9 +89,8 @@ class Part:
             winner = max(real, key=lambda shape: real[shape][1])
             each, speed = real[winner]
             low, high = (speed / alone * end / each.acceptance for end in (each.low, each.high))
-            verdict = (
-                "pays" if low > 1 else "does not pay" if high < 1 else "neither pays nor fails to, surely"
-            )
+            words = {YES: "pays", NO: "does not pay", OPEN: "neither pays nor fails to, surely"}
+            verdict = words[each.exceeds(each.acceptance * alone / speed)]
             said = f"{winner} {speed:.0f} tokens/s, alone {alone:.0f}; times {interval(speed / alone, low, high)}"
             lines += ["", f"Here a draft {verdict}: {said}."]
         return lines

@@ -17,6 +17,12 @@ from ddtree.study_recordings import Recording
 
 KEY = ("trace_sha256", "shape", "budget", "depth", "version", "shape_sha256")  # rows equal in these are equal
 
+TEXTS = ("shape", "prompt", "kind", "trace_sha256", "version", "shape_sha256")
+COUNTS = (
+    *("budget", "depth", "sequence", "rounds", "tokens", "nodes", "loop_tokens"),
+    *("rounds_inside_loops", "tokens_inside_loops", "rounds_outside_loops", "tokens_outside_loops"),
+)
+
 Setting = tuple[str, int, int]  # shape, budget, depth
 Counts = tuple[int, int, int, int]  # rounds, nodes, rounds inside loops and their tokens
 
@@ -24,13 +30,16 @@ Counts = tuple[int, int, int, int]  # rounds, nodes, rounds inside loops and the
 def shape_sha256(shape: str, context: Mapping[str, Any] | None = None) -> str:
     """The sha256 of a shape's own code, the module that defines it, and of the file after its colon, if one is there.
 
-    What it imports, and the context, are not in it. UsageError as in `get_shape`.
+    Without a colon the files that its `make` takes by default count. What it imports, and the context, are not in it.
+    UsageError as in `get_shape`.
     """
     build = get_shape(shape, continuation=[0], **(context or {}))
     name = getattr(build, "__module__", None) or type(build).__module__
-    value = shape.partition(":")[2]
+    module, (_, colon, value) = sys.modules.get(name), shape.partition(":")
+    defaults = getattr(getattr(module, "make", None), "__defaults__", None) or ()
+    files = [value, TEMPLATES / f"{value}.json"] if colon else [p for p in defaults if isinstance(p, Path)]
     digest = hashlib.sha256()
-    for path in (getattr(sys.modules.get(name), "__file__", None), value, TEMPLATES / f"{value}.json"):
+    for path in (getattr(module, "__file__", None), *files):
         try:
             content = Path(path or "").read_bytes()
         except (OSError, ValueError):  # no file: a built-in's module, a number after the colon
@@ -78,8 +87,23 @@ def row_of(
     }
 
 
+def row_in(line: str | bytes) -> dict[str, Any] | None:
+    """The row that a line of a file holds; None where it lacks, or has of another kind, what sums and keys read."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = (
+        isinstance(row, dict)
+        and all(isinstance(row.get(name), str) for name in TEXTS)
+        and all(type(row.get(name)) is int and row[name] >= 0 for name in COUNTS)
+        and type(row.get("temperature")) in (int, float)
+    )
+    return row if whole else None
+
+
 def key_of(row: Mapping[str, Any]) -> tuple:
-    """What a row is told by; KeyError where it lacks it."""
+    """What a row is told by."""
     return tuple(row[name] for name in KEY)
 
 

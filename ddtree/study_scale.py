@@ -28,7 +28,7 @@ class Verdict:
     `assumption` says both in words. `tokens` is a round's, bonus token included, with its 95% interval over prompts;
     `cost` a round's in rounds of a single row without a draft, the draft counted; `touched` distinct experts a layer
     (None where rounds were timed whole). `speedup` is tokens / cost, its interval that of the tokens alone. `pays`:
-    yes or no where the interval lies on one side of 1, else undecided.
+    yes or no where the interval lies on one side of 1, else undecided, as it is of one prompt.
     """
 
     model: str
@@ -102,7 +102,7 @@ def _verdict(model: str, context: int, batch: int, way: Costing, each: Summary) 
         *(model, way.source, way.experts, context, batch),
         *(each.temperature, each.shape, each.budget, each.depth, each.nodes + 1, touched),
         *(float(each.acceptance), each.low, each.high, cost, float(speedup), low, high),
-        pays="yes" if low > 1 else "no" if high < 1 else "undecided",
+        pays=each.exceeds(cost),
         assumption=way.assumption,
     )
 

@@ -14,14 +14,16 @@ from ddtree.study_cost import CostCurve
 
 DRAWS = 2000
 LEVEL = 0.95
+YES, NO, OPEN = "yes", "no", "undecided"
 
 
 @dataclass(frozen=True)
 class Summary:
     """One shape, budget, depth and temperature over `prompts` prompts; lengths count the bonus token.
 
-    `acceptance` is tokens a round, `low` and `high` its 95% bootstrap interval over prompts, `outside_loops` the mean
-    over rounds that start outside a repetition (None without one), `nodes` the nodes verified a round.
+    `acceptance` is tokens a round, `low` and `high` its 95% bootstrap interval over prompts (without width for one),
+    `outside_loops` the mean over rounds that start outside a repetition (None without one), `nodes` the nodes verified
+    a round.
     """
 
     shape: str
@@ -34,6 +36,15 @@ class Summary:
     high: float
     outside_loops: float | None
     nodes: float
+
+    def exceeds(self, tokens: float) -> str:
+        """Whether acceptance is above so many tokens a round: undecided where the interval holds them.
+
+        So it is of one prompt, which says nothing of others.
+        """
+        if self.prompts < 2:
+            return OPEN
+        return YES if self.low > tokens else NO if self.high < tokens else OPEN
 
     def speed(self, cost: CostCurve) -> float:
         """Tokens per second where a round costs what one of its mean rows does; NaN outside the curve."""

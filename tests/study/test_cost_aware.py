@@ -53,6 +53,10 @@ def test_a_gain_by_hand(recorded):
         for r in replay_rounds(each, "cost_aware", 4, context={"cost": cost})
     ]
     assert found.nodes == pytest.approx(np.mean(sized))
+    free = adaptive_gain(mine, drafted_curve([1, 65], [1.0, 1.0 + 1e-9], draft_ms=1.0), [4])
+    assert free.nodes > 3 and (free.ratio, free.low, free.high) == pytest.approx((1, 1, 1)), (
+        "prompts in pairs"
+    )
     for nothing in (([], cost, [4]), (mine, cost, [400])):
         with pytest.raises(UsageError, match="expected recordings, and a cost"):
             adaptive_gain(*nothing)

@@ -16,6 +16,8 @@ from support import assert_one_line
 
 from ddtree import study_replay
 from ddtree.errors import UsageError
+from ddtree.shapes import cost_aware
+from ddtree.shapes.cost_aware import DEFAULT_COST
 from ddtree.study_journal import Journal
 from ddtree.study_replay import replay
 
@@ -121,6 +123,8 @@ def test_a_larger_sweep_takes_the_rows_of_a_smaller(recorded, tmp_path, whole, c
         ({"trace_sha256": "0" * 64}, "line 3: a row of another recording"),
         ({"depth": 14}, "line 3: this sweep has no shape chain of budget 2 and depth 14"),
         ({"budget": []}, "line 3: no row of study replay"),
+        ({"rounds": "5"}, "line 3: no row of study replay"),
+        ({"tokens": None}, "line 3: no row of study replay"),
     ],
 )
 def test_rows_of_another_sweep_are_not_mixed_in(recorded, tmp_path, whole, name, change, match):
@@ -151,6 +155,18 @@ def test_another_file_or_code_of_a_shape_is_another_shape(recorded, monkeypatch,
         with_journal(recorded, out / "rows.jsonl", sweep=sweep)
         file.write_text(text if file is template else file.read_text() + text)
         refused(recorded, out / "rows.jsonl", "the code of shape .*, or its file, was another", sweep)
+
+
+def test_another_default_file_of_a_shape_is_another_shape(recorded, monkeypatch, tmp_path):
+    """cost_aware by another cost of rounds, which is a file unless one is named."""
+    cost = tmp_path / "cost.json"
+    cost.write_bytes(DEFAULT_COST.read_bytes())
+    monkeypatch.setattr(cost_aware.make, "__defaults__", (cost,))
+    (out := tmp_path / "rows").mkdir()
+    sweep = (["cost_aware"], [2], [15])
+    with_journal(recorded, out / "rows.jsonl", sweep=sweep)
+    cost.write_text(cost.read_text() + "\n")
+    refused(recorded, out / "rows.jsonl", "the code of shape cost_aware, or its file, was another", sweep)
 
 
 def test_a_journal_and_a_context_do_not_go_together(recorded, tmp_path):

@@ -15,9 +15,9 @@ def rows_of(shape, budget, rounds, nodes=None):
     """One row a prompt of 61 tokens; `rounds` by prompt."""
     return [
         {
-            "shape": shape, "budget": budget, "depth": HORIZON, "temperature": 0.0, "prompt": str(i), "sequence": i,
+            "shape": shape, "budget": budget, "depth": HORIZON, "temperature": 0.0, "trace_sha256": str(i),
             "tokens": 61, "rounds": count, "nodes": count * (budget if nodes is None else nodes),
-            "rounds_outside_loops": 0, "tokens_outside_loops": 0,
+            "prompt": str(i), "sequence": i, "rounds_outside_loops": 0, "tokens_outside_loops": 0,
         }
         for i, count in enumerate(rounds)
     ]  # fmt: skip
@@ -43,6 +43,17 @@ def test_ratios_are_paired_by_prompt():
     assert acceptance_ratio(above, below) == (2.0, 2.0, 2.0), "each prompt's ratio is 2, so every draw's is"
     mean, low, high = acceptance_ratio(rows_of("best_first", 16, (10, 40)), rows_of("chain", 16, (20, 40)))
     assert (low, high) == (1.0, 2.0) and mean == 60 / 50
+    alike = [[row | {"prompt": "one name", "sequence": 0} for row in each] for each in (above, below)]
+    assert acceptance_ratio(*alike) == (2.0, 2.0, 2.0), "a pair is of one recording"
+
+
+def test_there_is_no_claim_about_fewer_than_two_shared_prompts(rows):
+    """Trees of some prompts and chains of others, as of two files put together, or one prompt alone."""
+    apart = [row for row in rows if (row["shape"] == "chain") == (row["trace_sha256"] == "0")]
+    alone = [row for row in rows if row["trace_sha256"] == "0"]
+    for few in (apart, alone):
+        assert saturation(few, HORIZON) is None and tree_over_chain(few, cost(1.0, 1.0), HORIZON) is None
+    assert saturation(rows, HORIZON) and tree_over_chain(rows, cost(1.0, 1.0), HORIZON)
 
 
 def test_saturation(rows):
@@ -90,6 +101,10 @@ def test_siblings():
     )
     other = table((500, 370, 10, 5), 48, (500, 360, 9, 5), (370, 80, 1, 0))
     assert siblings(other).holds == "yes, at another rate"
+    often = table(
+        (500, 37, 10, 5), 48, (500, 36, 9, 5), (400, 16, 1, 0)
+    )  # a child more often right than published
+    assert siblings(often).holds == "yes, at another rate"
     equal = table((500, 37, 10, 5), 48, (500, 36, 9, 5), (370, 27, 1, 0))
     assert siblings(equal).holds == "no"
     assert siblings(table((500, 0, 0, 0), 0, (500, 0, 0, 0), (400, 0, 0, 0))) is None

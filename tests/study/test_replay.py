@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ ONLY_REPLAYED = {"oracle"}  # wants the continuation, which no decode has
 SPELLED = {"fixed": "fixed:sequoia64"}
 CASES = [(shape, budget) for shape in ("best_first", "chain") for budget in (0, 1, 16, 64)]
 CASES += [(name, 24) for name in SHAPES if name not in {"best_first", "chain"} | ONLY_REPLAYED]
+DECODED = [name for name in SHAPES if name not in ONLY_REPLAYED]
 
 
 def decode_as(engine, recording, config, shape, budget):
@@ -59,12 +61,13 @@ def test_replayed_rounds_are_those_of_a_real_decode(engine, recorded, shape, bud
         assert row["trace_sha256"] == recording.sha256 and row["prompt"] == recording.prompt
 
 
+@pytest.mark.parametrize("shape", DECODED)
 @pytest.mark.parametrize("depth", [0, 1, 4])
-def test_a_depth_bounds_the_trees(engine, recorded, monkeypatch, depth):
-    recording, honest = recorded.recordings[4], rounds.max_depth_of
+def test_a_depth_bounds_the_trees(engine, recorded, monkeypatch, shape, depth):
+    recording, honest, name = recorded.recordings[4], rounds.max_depth_of, SPELLED.get(shape, shape)
     monkeypatch.setattr(rounds, "max_depth_of", lambda *args: min(depth, honest(*args)))
-    real = decode_as(engine, recording, recorded.config, "best_first", 16)
-    mine = list(replay_rounds(recording, "best_first", 16, depth))
+    real = decode_as(engine, recording, recorded.config, name, 16)
+    mine = list(replay_rounds(recording, name, 16, depth))
     assert_same_rounds(mine, real[1:], recording)
     assert max(this.tree.max_depth for this in mine) == depth
 
@@ -83,14 +86,14 @@ def test_a_decode_ends_in_replay_as_it_does(engine, recorded, tmp_path, end):
         config = replace(config, max_new_tokens=1)
     (recording,) = record(engine, prompts, tmp_path, config, k=16)
     assert recording.finish == end and len(recording.tokens) < 24
-    for budget in (1, 16):
-        real = decode_as(engine, recording, config, "best_first", budget)
-        mine = list(replay_rounds(recording, "best_first", budget))
-        assert [this.tokens.tolist() for this in mine] == [list(this.tokens) for this in real[1:]]
-        assert [this.tree.to_json() for this in mine] == [this.tree.to_json() for this in real[1:]]
+    for shape, budget in product(DECODED, (1, 16)):
+        name = SPELLED.get(shape, shape)
+        real = decode_as(engine, recording, config, name, budget)
+        mine = list(replay_rounds(recording, name, budget))
+        assert_same_rounds(mine, real[1:], recording)
         assert real[-1].finish == end
-    (row,) = replay([recording], ["best_first"], [16])
-    assert row["rounds"] == len(mine) and (row["mean_acceptance"] is None) == (end == "length")
+        (row,) = replay([recording], [name], [budget])
+        assert row["rounds"] == len(mine) and (row["mean_acceptance"] is None) == (end == "length")
 
 
 def test_the_oracle_accepts_all_of_its_nodes_and_the_most(recorded):

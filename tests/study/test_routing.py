@@ -137,6 +137,18 @@ def test_what_cannot_be_done_is_one_line(command, tmp_path, monkeypatch, argumen
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_was_decoded_is_kept_where_no_tree_was_full(command, tmp_path):
+    """A template of two nodes never has four: rows and gates are written, then it is said."""
+    (tmp_path / "two.json").write_text("[[0], [1]]")
+    shape, out, gates = f"fixed:{tmp_path / 'two.json'}", tmp_path / "rows.jsonl", tmp_path / "gates.json"
+    words = ("study", "routing", "--limit", 1, "--max-new-tokens", 4, "--shape", shape, "--budget", 4)
+    code, stdout, err = command(*words, "--out", out, "--gates", gates)
+    assert code == 2 and stdout == "" and "with full rounds; found none" in err
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 7 and all(row["rounds"] and not row["rounds_full"] for row in rows)
+    assert len(routing_layers(json.loads(gates.read_text()))) == 7
+
+
 def test_captured_graphs_and_dense_models_are_refused():
     engine = Engine(tiny("dsv3"), max_budget=4)
     engine.runner = type("Runner", (), {"graphs": True})()

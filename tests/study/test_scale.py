@@ -93,6 +93,13 @@ def test_an_analytic_round_by_hand():
     assert found.cost == pytest.approx((nine + draft) / one)
 
 
+def test_a_draft_is_said_to_be_timed_where_it_was():
+    for way in costings("random-4.8b", 128):
+        timed = way.source == "measured layers"
+        said = "draft timed with an earlier build" if timed else "draft by its bytes, not timed"
+        assert way.assumption.endswith(said), way.source
+
+
 def test_batches_share_experts_and_not_caches():
     way = next(w for w in costings("kimi-k2.6", 8192, 16) if w.experts == "independent")
     config, weights = target_config("kimi-k2.6"), MODELS["kimi-k2.6"].weights
@@ -133,6 +140,8 @@ def test_what_pays():
     assert pays(cost * 1.2, cost * 1.1, cost * 1.3) == "yes"
     assert pays(cost * 1.1, cost * 0.9, cost * 1.3) == "undecided"
     assert pays(cost * 0.9, cost * 0.8, cost * 0.99) == "no"
+    alone = replace(summary(tokens=cost * 2), prompts=1)
+    assert verdicts([alone], ["py12m"])[0].pays == "undecided", "one prompt says nothing of others"
 
 
 def test_equal_budget_and_own_best():
@@ -167,6 +176,8 @@ def test_a_drafter_reaches_no_deeper_than_its_horizon():
     found = verdicts(both, ["kimi-k2.6", "random-4.8b"], (128,))
     assert {(v.model, v.depth) for v in found} == {("kimi-k2.6", 7), ("random-4.8b", 15)}
     assert {v.depth for v in verdicts(SUMMARIES, ["kimi-k2.6"], (128,))} == {15}, "none is as shallow"
+    deeper = [*SUMMARIES, *(replace(each, depth=10) for each in SUMMARIES)]
+    assert {v.depth for v in verdicts(deeper, ["kimi-k2.6"], (128,))} == {10}, "the nearest to it"
     assert verdicts([summary(budget=0)], ["kimi-k2.6"], (128,)) == [], (
         "a round without a draft is the measure"
     )

@@ -152,9 +152,10 @@ def test_a_scheduler_that_cannot_be_reached(recorded, monkeypatch):
             assert time.perf_counter() - start < 5
 
 
-def test_workers_that_go_and_stay_away(recorded, cluster, monkeypatch, tmp_path):
+def test_workers_that_go_and_stay_away(recorded, request, monkeypatch, tmp_path):
     """All of them in the middle of a sweep; then there is none to begin with; then the scheduler goes too."""
     install(monkeypatch, tmp_path)
+    cluster = request.getfixturevalue("cluster")  # its worker finds the shapes
     monkeypatch.setattr(study_cluster, "NO_WORKERS", 2)
     arguments, options = (
         (recorded.recordings, ["best_first", "slow"], [2, 4]),
