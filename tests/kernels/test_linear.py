@@ -250,7 +250,7 @@ def test_heads_keep_their_bits_small():
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize(("m", "k", "n"), [(9, 40, 5), (18, 264, 36)])
+@pytest.mark.parametrize(("m", "k", "n"), [(9, 40, 5), (18, 264, 36), (9, 264, 5)])
 def test_tiles_give_the_same_bits_small(m, k, n, monkeypatch):
     check_tiles_give_the_same_bits(m, k, n, (2,), monkeypatch, seed=m)
 
