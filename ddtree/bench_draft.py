@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddtree.bench import SCHEMA_VERSION, environment
+from ddtree.bench_forward import against_floor
 from ddtree.bench_random import RandomBundle
 from ddtree.drafter import Drafter
 from ddtree.errors import NumericsError, UsageError
@@ -116,7 +117,7 @@ def run_draft_bench(
             runner.run(key, work)
             times.append(
                 {"context_len": context, "what": what, "rows": rows}
-                | _against(_median(runner, key, work), moved, ceilings["copy_gb_s"])
+                | against_floor(_median(runner, key, work), moved, ceilings["copy_gb_s"])
             )
         progress(len(contexts))
     head = {"schema": SCHEMA_VERSION, "kind": KIND, **environment(runner.stream), "model": bundle.path.stem}
@@ -140,16 +141,6 @@ def _median(runner: GraphRunner, key: Any, work: Callable[[], Any]) -> float:
     from ddtree.bench_kernels import run_times
 
     return statistics.median(run_times(lambda: runner.run(key, work), runner.stream, 1))
-
-
-def _against(microseconds: float, moved: int, copy_gb_s: float) -> dict[str, float]:
-    floor = moved / copy_gb_s / 1e3
-    return {
-        "us": microseconds,
-        "bytes": moved,
-        "floor_us": floor,
-        "fraction": floor / microseconds,
-    }
 
 
 def format_draft_table(document: dict[str, Any]) -> str:

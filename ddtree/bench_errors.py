@@ -17,8 +17,9 @@ Steps = Mapping[tuple[str, int], np.ndarray]
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """||got - want|| / ||want||."""
-    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), np.finfo(np.float64).tiny))
+    """||got - want|| / ||want|| in f64."""
+    wide = np.asarray(want, np.float64)
+    return float(np.linalg.norm(got - wide) / max(np.linalg.norm(wide), np.finfo(np.float64).tiny))
 
 
 def step_errors(mine: Steps, theirs: Steps) -> list[dict[str, Any]]:

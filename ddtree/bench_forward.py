@@ -66,6 +66,12 @@ def tree_forward(engine: Engine, tree: DraftTree) -> ForwardBatch:
     return placed(engine, tree_batch(tree, engine.context_len))
 
 
+def against_floor(microseconds: float, moved: int, copy_gb_s: float) -> dict[str, float]:
+    """A time beside the floor that copy bandwidth sets for the least bytes that must move."""
+    floor = moved / copy_gb_s / 1e3
+    return {"us": microseconds, "bytes": moved, "floor_us": floor, "fraction": floor / microseconds}
+
+
 class ForwardTimes:
     """Times of the forward of one tree on the context committed before; needs a GPU and graphs."""
 
@@ -169,13 +175,8 @@ class ForwardTimes:
 
     def _against(self, microseconds: float, moved: int, flops: int) -> dict[str, Any]:
         """Rates, and the floor that copy bandwidth sets."""
-        floor = moved / self.copy_gb_s / 1e3
-        return {
-            "us": microseconds,
-            "bytes": moved,
+        return against_floor(microseconds, moved, self.copy_gb_s) | {
             "flops": flops,
-            "floor_us": floor,
-            "fraction": floor / microseconds,
             "gb_s": moved / microseconds / 1e3,
             "tflop_s": flops / microseconds / 1e6,
         }

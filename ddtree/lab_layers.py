@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from ddtree.batch import ForwardBatch, chain_batch
+from ddtree.bench_errors import relative_error
+from ddtree.bench_errors import step_errors as relative_errors
 from ddtree.bench_layers import num_parameters
 from ddtree.bundle import Bundle
 from ddtree.cache import LatentCache
@@ -71,20 +73,6 @@ def prefilled(bundle: Bundle, ops: Any, token_ids: Sequence[int]) -> Session:
     session = Session(bundle, ops)
     session.forward(chain_batch(np.asarray(token_ids, np.int32), 0))
     return session
-
-
-def relative_errors(got: Steps, want: Steps) -> list[dict[str, Any]]:
-    """||got - want|| / ||want|| of each step, as the records that `bench layers` writes."""
-    return [
-        {"step": step, "layer": layer, "error": relative_error(got[step, layer], values)}
-        for (step, layer), values in want.items()
-    ]
-
-
-def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """||got - want|| / ||want|| in f64."""
-    wide = np.asarray(want, np.float64)
-    return float(np.linalg.norm(got - wide) / max(np.linalg.norm(wide), np.finfo(np.float64).tiny))
 
 
 class Matrix64(np.ndarray):

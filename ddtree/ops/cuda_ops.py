@@ -12,7 +12,7 @@ import numpy as np
 from ddtree.errors import UsageError
 from ddtree.ops.cublas import products
 from ddtree.ops.cuda_memory import CudaMemory
-from ddtree.ops.invariant import InvariantProducts
+from ddtree.ops.invariant import SCRATCH, InvariantProducts
 from ddtree.ops.numpy_ops import NumpyOps, repeat
 from ddtree.quantised import Fp8Matrix, Int4Matrix
 from ddtree.reference.gate import gate_host
@@ -60,7 +60,7 @@ class CudaOps(CudaMemory):
             from kernels_numba.linear_fp8 import linear_fp8, linear_fp8_scratch
 
             count = linear_fp8_scratch(x.shape[0], *weight.shape)
-            scratch = self.scratch("linear", count) if count else None
+            scratch = self.scratch(SCRATCH, count) if count else None
             linear_fp8(x, weight.values, weight.scales, out, scratch, self.stream)
             return
         self._products.linear(x, weight, out, self.stream)
