@@ -23,7 +23,7 @@ from ddtree.cli_options import (
     temperatures_option,
 )
 from ddtree.errors import UsageError
-from ddtree.lab import text_table
+from ddtree.lab import dash_or, text_table
 from ddtree.prompts import load_prompts
 from ddtree.study_record import DEFAULT_K, check_folder, open_recordings, record
 
@@ -159,16 +159,13 @@ def replay_command(
 def format_totals(records: list[dict[str, Any]]) -> str:
     """The sums over prompts as text."""
 
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
     headings = ("temp", "shape", "budget", "depth", "prompts", "rounds", "nodes", "accept", "no loops")
     rows = [
         (
             f"{each['temperature']:g}",
             *(each[name] for name in ("shape", "budget", "depth", "prompts", "rounds")),
-            *(number(each[name]) for name in ("nodes_per_round", "mean_acceptance")),
-            number(each["mean_acceptance_outside_loops"]),
+            *(dash_or(each[name]) for name in ("nodes_per_round", "mean_acceptance")),
+            dash_or(each["mean_acceptance_outside_loops"]),
         )
         for each in records
     ]

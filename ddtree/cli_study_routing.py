@@ -24,7 +24,7 @@ from ddtree.cli_options import (
     temperatures_option,
 )
 from ddtree.errors import UsageError
-from ddtree.lab import text_table
+from ddtree.lab import dash_or, text_table
 from ddtree.plots import token_label
 from ddtree.prompts import Prompt, load_prompts
 from ddtree.study_experts import Sharing, routing_summary, summarise_routing
@@ -136,9 +136,6 @@ def _first_gates(bundle: Bundle) -> tuple[Callable[[Prompt, RoutedRound], None],
 def format_sharing(sharing: list[Sharing]) -> str:
     """The means over layers as text, a line a tree."""
 
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
     mine = [each for each in sharing if each.layer is None]
     headings = ("temp", "shape", "budget", "rows", "experts", "95%", "even", "by load", "effective rows")
     lines = [
@@ -146,14 +143,19 @@ def format_sharing(sharing: list[Sharing]) -> str:
             f"{each.temperature:g}",
             each.shape,
             each.budget,
-            *(number(value) for value in (each.rows, each.touched)),
+            *(dash_or(value) for value in (each.rows, each.touched)),
             f"{each.touched_low:.2f}-{each.touched_high:.2f}",
-            *(number(value) for value in (each.independent, each.by_load, each.effective)),
+            *(dash_or(value) for value in (each.independent, each.by_load, each.effective)),
         )
         for each in mine
     ]
     pairs = [
-        (f"{each.temperature:g}", each.shape, each.budget, *(number(each.shared[name]) for name in RELATIONS))
+        (
+            f"{each.temperature:g}",
+            each.shape,
+            each.budget,
+            *(dash_or(each.shared[name]) for name in RELATIONS),
+        )
         for each in mine
     ]
     k, experts = mine[0].experts_per_token, mine[0].experts

@@ -197,6 +197,11 @@ def kernel_source(module: str, kernel: str) -> str:
     raise AssertionError(f"kernels_numba/{module}.py has no {kernel}")
 
 
+def dash_or(value: float | None, digits: int = 2) -> str:
+    """A number for a table, `-` for none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 def text_table(headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     """Rows under headings, in columns: numbers and shares to the right, `-` for none too, words to the left."""
     cells = [tuple(str(cell) for cell in row) for row in rows]

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from ddtree.bench_forward import commit, tree_forward, verify_tree
 from ddtree.bundle import Bundle
 from ddtree.engine import Engine
-from ddtree.lab import text_table
+from ddtree.lab import dash_or, text_table
 from ddtree.plots import token_label, tree_figure
 from ddtree.plots_style import (
     BLUE,
@@ -117,18 +117,15 @@ def side_by_side(documents: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     accept: tokens a round, bonus token included. nodes: verified a round, root not counted.
     """
 
-    def number(value: float | None, digits: int) -> str:
-        return "-" if value is None else f"{value:.{digits}f}"
-
     lines = []
     for where, records in documents.items():
         for r in records:
             equal = "yes" if r["tokens_equal"] else "NO"
-            nodes, speed = number(r["nodes_per_round"], 1), number(r["tokens_per_second"], 0).rjust(5)
+            nodes, speed = dash_or(r["nodes_per_round"], 1), dash_or(r["tokens_per_second"], 0).rjust(5)
             accept, outside = (
-                number(r[column], 2) for column in ("mean_acceptance", "mean_acceptance_outside_loops")
+                dash_or(r[column], 2) for column in ("mean_acceptance", "mean_acceptance_outside_loops")
             )
-            ratio = number(r["speed_over_ar"], 2).rjust(4)
+            ratio = dash_or(r["speed_over_ar"], 2).rjust(4)
             lines.append((r["temperature"], where, name_of(r), nodes, equal, accept, outside, speed, ratio))
     lines = [line[1:] for line in sorted(lines, key=lambda line: line[0])]
     names = ("where", "method", "nodes", "equal", "accept", "no loops", "tok/s", "x ar")

@@ -15,7 +15,7 @@ from ddtree.errors import UsageError
 from ddtree.study_cost import CostCurve, speed_of_sizes
 from ddtree.study_recordings import Recording
 from ddtree.study_replay import replay_rounds
-from ddtree.study_summary import DRAWS, LEVEL
+from ddtree.study_summary import DRAWS, interval_of
 
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
@@ -55,7 +55,7 @@ def adaptive_gain(
     adaptive = _sums(recordings, "cost_aware", max(known), cost)
     drawn = np.random.default_rng(seed).integers(len(recordings), size=(DRAWS, len(recordings)))
     ratios = _speed(adaptive[drawn]) / _speed(fixed[best][drawn])
-    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = interval_of(ratios)
     speeds = float(_speed(fixed[best])), float(_speed(adaptive))
     nodes = float(adaptive[:, 2].sum() / adaptive[:, 3].sum())
     return Gain(best, *speeds, float(1e3 / cost(1)), nodes, speeds[1] / speeds[0], float(low), float(high))

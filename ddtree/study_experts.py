@@ -17,7 +17,7 @@ import numpy as np
 from ddtree.errors import UsageError
 from ddtree.study_analytic import expected_experts
 from ddtree.study_overlap import RELATIONS
-from ddtree.study_summary import DRAWS, LEVEL
+from ddtree.study_summary import DRAWS, interval_of
 
 KIND = "ddtree routing summary"
 
@@ -113,7 +113,7 @@ def _of_setting(key: tuple, rows: Sequence[Mapping[str, Any]], seed: int) -> lis
         mean = {name: float(values[places].mean()) for name, values in columns.items()}
         if not outside.sum():
             mean["touched_outside_loops"] = None
-        low, high = np.quantile(resampled[:, places].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        low, high = interval_of(resampled[:, places].mean(axis=1))
         ends = effective_rows(*of, [mean["touched"], low, high])
         effective = [float(end) if np.isfinite(end) else None for end in ends]
         mine = [row for row in rows if layer is None or row["layer"] == layer]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddtree.study_cost import CostCurve
 from ddtree.study_draft import SiblingTable, wilson
-from ddtree.study_summary import DRAWS, LEVEL, NO, OPEN, YES, best_of, summarise
+from ddtree.study_summary import DRAWS, NO, OPEN, YES, best_of, interval_of, summarise
 
 LEAST_GAIN = 1.01  # of tokens a round, below which acceptance no longer rises
 
@@ -46,7 +46,7 @@ def acceptance_ratio(above: Rows, below: Rows, seed: int = 0) -> tuple[float, fl
     drawn = np.random.default_rng(seed).integers(len(counts), size=(DRAWS, len(counts)))
     whole, many = counts.sum(axis=0), counts[drawn].sum(axis=1)
     ratios = many[:, 0] / many[:, 1] / (many[:, 2] / many[:, 3])
-    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = interval_of(ratios)
     return float(whole[0] / whole[1] / (whole[2] / whole[3])), float(low), float(high)
 
 

@@ -51,6 +51,12 @@ class Summary:
         return float(1e3 * self.acceptance / cost(self.nodes + 1))
 
 
+def interval_of(draws: np.ndarray) -> tuple[float, float]:
+    """The two ends of the 95% interval of bootstrap draws."""
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
 def summarise(rows: Iterable[Mapping[str, Any]], seed: int = 0) -> list[Summary]:
     """The rows of `study replay` by shape, budget, depth and temperature, in their order. UsageError without a round.
 
@@ -71,7 +77,7 @@ def _summary(key: tuple, rows: list[Mapping[str, Any]], seed: int) -> Summary:
     rounds, nodes = (np.array([row[name] for row in rows], float) for name in ("rounds", "nodes"))
     drawn = np.random.default_rng(seed).integers(len(rows), size=(DRAWS, len(rows)))
     means = tokens[drawn].sum(axis=1) / rounds[drawn].sum(axis=1)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = interval_of(means)
     outside = sum(row["rounds_outside_loops"] for row in rows)
     return Summary(
         *key,

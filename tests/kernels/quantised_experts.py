@@ -99,11 +99,6 @@ def check_rows_keep_their_bits(launcher, case, counts, kind, seed):
         assert_same_bits(got, want[rows], f"experts {kind} {case}: {count} rows, seed {seed}")
 
 
-def drawn():
-    """A seed nobody chose; it is in every message."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
-
-
 def check_shared(launcher, case, kind, shared, seed):
     """Experts behind the gates' last take every row with gate 1, as gates that say so do."""
     rng = np.random.default_rng(seed)

@@ -8,10 +8,10 @@ from kernels.quantised_experts import (
     check_rows_keep_their_bits,
     check_shared,
     check_twin,
-    drawn,
     make,
     run,
 )
+from kernels.test_experts import drawn
 
 from kernels_numba.checks import LaunchError
 from kernels_numba.experts_fp8 import experts_fp8

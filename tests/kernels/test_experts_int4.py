@@ -10,9 +10,9 @@ from kernels.quantised_experts import (
     check_rows_keep_their_bits,
     check_shared,
     check_twin,
-    drawn,
     make,
 )
+from kernels.test_experts import drawn
 
 from kernels_numba.checks import LaunchError
 from kernels_numba.experts_int4 import experts_int4
