@@ -9,6 +9,7 @@ import pytest
 from compare_arrays import assert_close
 from conftest import SIMULATED, why_no_gpu
 from engine.micro import write_micro_bundle
+from seeds import fresh_seed
 from support import tokens_of, trained
 
 from ddtree.bundle import open_bundle
@@ -155,7 +156,7 @@ def test_cublas_is_asked_for_the_right_products(dtype, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_products_on_a_gpu(dtype):
-    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    seed = fresh_seed()
     linear = [*LINEAR, (64, 7168, 2048), (33, 1023, 511)]
     check_products(dtype, linear, [*HEADS, (64, 16, 512, 128), (17, 16, 128, 512)], seed)
 

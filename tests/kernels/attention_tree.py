@@ -6,6 +6,7 @@ import numpy as np
 from compare_arrays import assert_same_bits
 from kernels.device import bf16_bits, bf16_values, poisoned, scalar, to_device, to_host
 from kernels.softmax import softmax_average
+from seeds import fresh_seed
 from support import random_order, random_tree, reordered
 
 from ddtree.tree import DraftTree
@@ -29,7 +30,7 @@ def chains_of(plan, num_keys, half):
     return PRODUCT_EPS * plan.own_steps + plan.dim_warps, PRODUCT_EPS * products * -(-num_keys // 16) + 8
 
 
-SEED = int(np.random.SeedSequence().entropy % 2**32)
+SEED = fresh_seed()
 
 
 @dataclass(frozen=True)

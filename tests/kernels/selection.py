@@ -18,11 +18,6 @@ CASES = json.loads((TREES / "trees.json").read_text())["cases"]
 GUARD = 8  # elements before and after each output that must stay as they were
 
 
-def fresh_seed():
-    """A seed drawn afresh, for a test to print."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
-
-
 class Guarded:
     """A poisoned device array of a shape, with poisoned elements before and after it."""
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels import selection
 from kernels.device import scalar, to_device
-from kernels.selection import Guarded, between_poison, fresh_seed
+from kernels.selection import Guarded, between_poison
+from seeds import fresh_seed
 
 from kernels_numba import accept
 from kernels_numba.checks import LaunchError

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from kernels.device import poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from ddtree.reference import topk
 from kernels_numba import argmax
@@ -16,10 +17,6 @@ LARGE = [
     *((31, vocab) for vocab in (1, 3, 31, 33, 255, 256, 257, 1023, 1025, 4097)),
 ]
 SPECIALS = np.array([-np.inf, np.inf, np.nan, -0.0, 0.0, 1.0, -1.0, 1e-42, 3e38, -3e38], np.float32)
-
-
-def fresh_seed():
-    return int(np.random.SeedSequence().generate_state(1)[0])
 
 
 def hard_logits(rng, rows, vocab):

@@ -8,6 +8,7 @@ from compare_arrays import assert_close, assert_same_bits
 from kernels.attention_tree import chains_of
 from kernels.device import bf16_bits, bf16_values, poisoned, scalar, to_device, to_host
 from kernels.softmax import EPS, softmax_average
+from seeds import fresh_seed
 
 from kernels_numba.attention_combine import MAX_SPLITS, TILE
 from kernels_numba.block_attention import block_attention, block_attention_scratch
@@ -15,7 +16,7 @@ from kernels_numba.checks import LaunchError
 from kernels_numba.primitives_attend_steps import key_warps_for, plan_of
 
 GUARD = 64  # elements behind outputs
-SEED = int(np.random.SeedSequence().entropy % 2**32)
+SEED = fresh_seed()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from compare_arrays import assert_close, assert_same_bits
 from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from kernels_numba import ceilings
 from kernels_numba.checks import LaunchError
@@ -40,7 +41,7 @@ def test_copy_small(size):
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [0, 4, 1 << 20, (1 << 26) + 12])
 def test_copy_large(size):
-    check_copy(size, int(np.random.SeedSequence().generate_state(1)[0]), blocks=132 * 16)
+    check_copy(size, fresh_seed(), blocks=132 * 16)
 
 
 @pytest.mark.simulator

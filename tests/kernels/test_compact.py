@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from kernels import selection
 from kernels.device import scalar, to_device
-from kernels.selection import Guarded, fresh_seed
+from kernels.selection import Guarded
 from numba import cuda
+from seeds import fresh_seed
 
 from kernels_numba import compact
 from kernels_numba.checks import LaunchError

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from compare_arrays import assert_same_bits
 from kernels.device import bf16_values, poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from kernels_numba import embed
 from kernels_numba.checks import LaunchError
@@ -24,10 +25,6 @@ COLUMNS_LARGE = [
     (7, 64, 129, 64),
     (3, 256, 1280, 2),
 ]
-
-
-def fresh_seed():
-    return int(np.random.SeedSequence().generate_state(1)[0])
 
 
 def check_embed(rows, vocab, width, bf16, seed):

@@ -7,6 +7,7 @@ import pytest
 from compare_arrays import assert_close, assert_same_bits
 from conftest import SIMULATED
 from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from ddtree.reference.experts import experts as twin
 from kernels_numba import experts
@@ -182,11 +183,6 @@ def check_rows_keep_their_bits(case, counts, dtype, seed):
         assert_same_bits(got, want[rows], f"experts {case} {dtype}: {count} rows, seed {seed}")
 
 
-def drawn():
-    """A seed nobody chose; it is in every message."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
-
-
 @pytest.mark.simulator
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", SMALL, ids=str)
@@ -198,7 +194,7 @@ def test_small(case, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_large(case, dtype):
-    check(case, dtype, drawn())
+    check(case, dtype, fresh_seed())
 
 
 @pytest.mark.simulator
@@ -210,7 +206,7 @@ def test_rows_keep_their_bits_small():
 @pytest.mark.parametrize("case", [Case(257, 16, 8, 1024, 512), Case(257, 16, 4, 256, 96)], ids=str)
 def test_bf16_rows_keep_their_bits_large(case):
     """Products whose K is not split, and is."""
-    check_rows_keep_their_bits(case, (1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130), "bf16", drawn())
+    check_rows_keep_their_bits(case, (1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130), "bf16", fresh_seed())
 
 
 def check_tiles_give_the_same_bits(case, sizes, monkeypatch, seed):
@@ -229,8 +225,8 @@ def test_tiles_give_the_same_bits_small(monkeypatch):
 
 @pytest.mark.gpu
 def test_tiles_give_the_same_bits_large(monkeypatch):
-    check_tiles_give_the_same_bits(Case(150, 16, 8, 1024, 512), (8, 16, 32, 64), monkeypatch, drawn())
-    check_tiles_give_the_same_bits(Case(150, 16, 4, 256, 96), (8, 16, 32, 64), monkeypatch, drawn())
+    check_tiles_give_the_same_bits(Case(150, 16, 8, 1024, 512), (8, 16, 32, 64), monkeypatch, fresh_seed())
+    check_tiles_give_the_same_bits(Case(150, 16, 4, 256, 96), (8, 16, 32, 64), monkeypatch, fresh_seed())
 
 
 @pytest.mark.gpu
@@ -239,7 +235,7 @@ def test_tiles_give_the_same_bits_large(monkeypatch):
     "case", [Case(65, 16, 4, 256, 96), Case(65, 5, 2, 33, 17), Case(128, 8, 2, 1024, 768)], ids=str
 )
 def test_rows_keep_their_bits_large(case, dtype):
-    check_rows_keep_their_bits(case, (1, 2, 3, 4, 7, 16, 33, 64), dtype, drawn())
+    check_rows_keep_their_bits(case, (1, 2, 3, 4, 7, 16, 33, 64), dtype, fresh_seed())
 
 
 def crossed_gates(kind, case):
@@ -277,4 +273,4 @@ def test_crossed_gates_small(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_crossed_gates_large(kind, dtype):
     for case in (Case(65, 64, 2, 256, 96), Case(9, 3, 2, 40, 33)):
-        check(case, dtype, drawn(), crossed_gates(kind, case))
+        check(case, dtype, fresh_seed(), crossed_gates(kind, case))

@@ -6,6 +6,7 @@ from compare_arrays import assert_same_bits
 from conftest import SIMULATED
 from kernels.device import poisoned, to_device, to_host
 from kernels.test_experts import Case, make, run
+from seeds import fresh_seed
 
 from kernels_numba import experts
 from kernels_numba.checks import LaunchError
@@ -50,9 +51,7 @@ def test_shared_experts_small(rows, shared, dtype):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(("rows", "shared"), [(1, 1), (7, 2), (65, 1), (130, 3)])
 def test_shared_experts_large(rows, shared, dtype):
-    check_shared(
-        Case(rows, 64, 6, 256, 96), dtype, shared, int(np.random.SeedSequence().generate_state(1)[0])
-    )
+    check_shared(Case(rows, 64, 6, 256, 96), dtype, shared, fresh_seed())
 
 
 def arguments():

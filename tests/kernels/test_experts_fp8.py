@@ -11,7 +11,7 @@ from kernels.quantised_experts import (
     make,
     run,
 )
-from kernels.test_experts import drawn
+from seeds import fresh_seed
 
 from kernels_numba.checks import LaunchError
 from kernels_numba.experts_fp8 import experts_fp8
@@ -42,24 +42,24 @@ def test_small(case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_large(case):
-    check(experts_fp8, case, "fp8", drawn())
+    check(experts_fp8, case, "fp8", fresh_seed())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", [Case(65, 16, 8, 1024, 512), Case(65, 4, 2, 1296, 160)], ids=str)
 def test_rows_keep_their_bits(case):
-    check_rows_keep_their_bits(experts_fp8, case, (1, 2, 3, 8, 9, 16, 17, 64), "fp8", drawn())
+    check_rows_keep_their_bits(experts_fp8, case, (1, 2, 3, 8, 9, 16, 17, 64), "fp8", fresh_seed())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "shared"), [(1, 1), (7, 2), (65, 1)])
 def test_shared_experts(rows, shared):
-    check_shared(experts_fp8, Case(rows, 64, 6, 256, 96), "fp8", shared, drawn())
+    check_shared(experts_fp8, Case(rows, 64, 6, 256, 96), "fp8", shared, fresh_seed())
 
 
 @pytest.mark.gpu
 def test_the_twin():
-    check_twin(experts_fp8, Case(9, 8, 3, 256, 96), "fp8", drawn())
+    check_twin(experts_fp8, Case(9, 8, 3, 256, 96), "fp8", fresh_seed())
 
 
 def check_nan(case, seed):
@@ -82,7 +82,7 @@ def check_nan(case, seed):
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [3, 40])
 def test_nan(rows):
-    check_nan(Case(rows, 4, 2, 272, 96), drawn())
+    check_nan(Case(rows, 4, 2, 272, 96), fresh_seed())
 
 
 def arguments():

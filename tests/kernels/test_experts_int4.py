@@ -12,7 +12,7 @@ from kernels.quantised_experts import (
     check_twin,
     make,
 )
-from kernels.test_experts import drawn
+from seeds import fresh_seed
 
 from kernels_numba.checks import LaunchError
 from kernels_numba.experts_int4 import experts_int4
@@ -46,7 +46,7 @@ def test_small(case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_large(case):
-    check(experts_int4, case, "int4", drawn())
+    check(experts_int4, case, "int4", fresh_seed())
 
 
 @pytest.mark.gpu
@@ -54,18 +54,18 @@ def test_large(case):
     "case", [Case(65, 16, 8, 1024, 512), Case(65, 4, 2, 1312, 160), Case(130, 2, 1, 256, 96)], ids=str
 )
 def test_rows_keep_their_bits(case):
-    check_rows_keep_their_bits(experts_int4, case, (1, 2, 3, 8, 9, 16, 17, 64), "int4", drawn())
+    check_rows_keep_their_bits(experts_int4, case, (1, 2, 3, 8, 9, 16, 17, 64), "int4", fresh_seed())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "shared"), [(1, 1), (7, 2), (65, 1)])
 def test_shared_experts(rows, shared):
-    check_shared(experts_int4, Case(rows, 64, 6, 256, 96), "int4", shared, drawn())
+    check_shared(experts_int4, Case(rows, 64, 6, 256, 96), "int4", shared, fresh_seed())
 
 
 @pytest.mark.gpu
 def test_the_twin():
-    check_twin(experts_int4, Case(9, 8, 3, 256, 96), "int4", drawn())
+    check_twin(experts_int4, Case(9, 8, 3, 256, 96), "int4", fresh_seed())
 
 
 def test_every_nibble_is_drawn():

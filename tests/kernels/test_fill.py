@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from kernels.device import bf16_bits, poisoned, to_host
+from seeds import fresh_seed
 
 from ddtree.reference import fill as twin
 from kernels_numba import fill
@@ -41,7 +42,7 @@ def test_twin_small(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1,), (33,), (5, 3, 7), (1025, 4099)])
 def test_twin_large(shape, dtype):
-    check_twin(shape, dtype, int(np.random.SeedSequence().generate_state(1, np.uint64)[0]))
+    check_twin(shape, dtype, fresh_seed())
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ import pytest
 from compare_arrays import assert_close, assert_same_bits, assert_within_ulps
 from conftest import SIMULATED
 from kernels.device import poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from ddtree.reference.gate import GateRule, gate_device, gate_host
 from kernels_numba import gate
@@ -130,11 +131,6 @@ def check(rule, experts, m, seed):
         assert_same_bits(launch(logits[order], bias, rule), got[:, order], f"{what}: rows elsewhere")
 
 
-def drawn():
-    """A seed nobody chose; it is in every message."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
-
-
 @pytest.mark.simulator
 @pytest.mark.parametrize(("rule", "experts"), SMALL_RULES, ids=str)
 def test_small(rule, experts):
@@ -145,13 +141,13 @@ def test_small(rule, experts):
 @pytest.mark.parametrize("m", [1, 3, 33, 65, 1000])
 @pytest.mark.parametrize(("rule", "experts"), RULES, ids=str)
 def test_large(rule, experts, m):
-    check(rule, experts, m, drawn())
+    check(rule, experts, m, fresh_seed())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rule", "experts"), RULES, ids=str)
 def test_arbitrary_logits(rule, experts):
-    rng = np.random.default_rng(seed := drawn())
+    rng = np.random.default_rng(seed := fresh_seed())
     logits = (rng.standard_normal((300, experts)) * 3).astype(np.float32)
     bias = (rng.standard_normal(experts) / 3).astype(np.float32) if rule.topk_method == "noaux_tc" else None
     clear = margins(logits, bias, rule)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from compare_arrays import assert_close, assert_same_bits
 from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from ddtree.reference import linear as twin
 from kernels_numba import linear, linear_mma, linear_wide
@@ -180,11 +181,6 @@ def check_tiles_give_the_same_bits(m, k, n, warps, monkeypatch, seed):
         assert_same_bits(got, want, f"{m} x {k} x {n}, {forced}, seed {seed}")
 
 
-def drawn():
-    """A seed nobody chose; it is in every message."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
-
-
 @pytest.mark.simulator
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k", "n"), SMALL)
@@ -196,7 +192,7 @@ def test_small(m, k, n, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k", "n"), LARGE)
 def test_large(m, k, n, dtype):
-    check_linear(m, k, n, dtype, drawn())
+    check_linear(m, k, n, dtype, fresh_seed())
 
 
 @pytest.mark.simulator
@@ -210,7 +206,7 @@ def test_small_heads(m, heads, a, b, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "heads", "a", "b"), HEADS_LARGE)
 def test_large_heads(m, heads, a, b, dtype):
-    check_heads(m, heads, a, b, dtype, drawn())
+    check_heads(m, heads, a, b, dtype, fresh_seed())
 
 
 @pytest.mark.simulator
@@ -223,7 +219,7 @@ def test_rows_keep_their_bits_small(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("k", "n"), [(256, 128), (7168, 576), (1536, 1000), (96, 256), (100, 33), (33, 1)])
 def test_rows_keep_their_bits_large(k, n, dtype):
-    check_rows_keep_their_bits((*range(1, 10), 16, 17, 33, 64, 65, 127), k, n, dtype, drawn())
+    check_rows_keep_their_bits((*range(1, 10), 16, 17, 33, 64, 65, 127), k, n, dtype, fresh_seed())
 
 
 EVERY_TILE = (1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 257)
@@ -235,13 +231,13 @@ EVERY_TILE = (1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 257)
 )
 def test_bf16_rows_keep_their_bits_large(k, n):
     """Weights whose K is not split, and is, in 2, 4 and 8."""
-    check_rows_keep_their_bits(EVERY_TILE, k, n, "bf16", drawn())
+    check_rows_keep_their_bits(EVERY_TILE, k, n, "bf16", fresh_seed())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "a", "b"), [(16, 128, 512), (16, 512, 128), (64, 128, 512)])
 def test_bf16_heads_keep_their_bits_large(heads, a, b):
-    check_heads_keep_their_bits(EVERY_TILE, heads, a, b, "bf16", drawn())
+    check_heads_keep_their_bits(EVERY_TILE, heads, a, b, "bf16", fresh_seed())
 
 
 @pytest.mark.simulator
@@ -260,4 +256,4 @@ def test_tiles_give_the_same_bits_small(m, k, n, monkeypatch):
     ("m", "k", "n"), [(130, 1000, 6500), (67, 2048, 768), (9, 120, 33), (200, 520, 4000)]
 )
 def test_tiles_give_the_same_bits_large(m, k, n, monkeypatch):
-    check_tiles_give_the_same_bits(m, k, n, (1, 3, 8, 16), monkeypatch, drawn())
+    check_tiles_give_the_same_bits(m, k, n, (1, 3, 8, 16), monkeypatch, fresh_seed())

@@ -5,7 +5,7 @@ import pytest
 from compare_arrays import assert_close, assert_same_bits
 from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
 from kernels.quantised import E4M3, EPS, fp8, product, rounded
-from kernels.quantised_experts import drawn
+from seeds import fresh_seed
 
 from ddtree.quantised import Fp8Matrix
 from ddtree.reference.linear_quantised import linear_quantised
@@ -86,7 +86,7 @@ def test_small(m, n, k):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("m", "n", "k"), LARGE)
 def test_large(m, n, k):
-    check(m, n, k, drawn())
+    check(m, n, k, fresh_seed())
 
 
 def check_every_byte(m):
@@ -132,7 +132,7 @@ def test_rows_keep_their_bits_small():
 @pytest.mark.parametrize(("n", "k"), [(576, 7168), (13000, 272), (600, 2320), (40, 1024)])
 def test_rows_keep_their_bits_large(n, k):
     """Weights whose K is cut, and is not."""
-    check_rows_keep_their_bits(80, (1, 2, 3, 8, 9, 16, 17, 33, 64, 65), n, k, drawn())
+    check_rows_keep_their_bits(80, (1, 2, 3, 8, 9, 16, 17, 33, 64, 65), n, k, fresh_seed())
 
 
 def test_cuts():

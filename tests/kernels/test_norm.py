@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from compare_arrays import assert_close, assert_same_bits
 from kernels.device import poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from kernels_numba import norm
 from kernels_numba.checks import LaunchError
@@ -103,13 +104,13 @@ def test_add_norm_small(leading, width):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("leading", "width"), [((65,), 256), ((3,), 7168), ((9,), 4097), ((513,), 2048)])
 def test_add_norm_large(leading, width):
-    check_add_norm(leading, width, seed=int(np.random.SeedSequence().generate_state(1)[0]))
+    check_add_norm(leading, width, seed=fresh_seed())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("leading", "width"), LARGE)
 def test_large(leading, width):
-    check_rms_norm(leading, width, seed=int(np.random.SeedSequence().generate_state(1)[0]), eps=1e-5)
+    check_rms_norm(leading, width, seed=fresh_seed(), eps=1e-5)
 
 
 def check_nan_stays_in_its_row(width):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from kernels.device import poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from ddtree.reference import philox as twin
 from kernels_numba import philox
@@ -61,7 +62,7 @@ def test_twin_small(count):
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [1, 127, 129, 100_000])
 def test_twin_large(count):
-    check_twin(count, int(np.random.SeedSequence().generate_state(1)[0]))
+    check_twin(count, fresh_seed())
 
 
 @pytest.mark.simulator

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from compare_arrays import assert_close, assert_same_bits
 from kernels.device import poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from kernels_numba import pointwise
 from kernels_numba.checks import LaunchError
@@ -13,10 +14,6 @@ SMALL = [(1,), (3,), (31,), (33,), (65,), (3, 33), (0, 4)]
 LARGE = [(1,), (3,), (255,), (257,), (64, 7168), (513, 2048), (1, 18432), (3, 5, 7), (1 << 20, 3)]
 # expf is within 2 units in the last place, then an add, a division and a product.
 EXP_UNITS = 1 if SIMULATED else 2
-
-
-def fresh_seed():
-    return int(np.random.SeedSequence().generate_state(1)[0])
 
 
 def guarded(shape):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from compare_arrays import assert_close, assert_same_bits
 from kernels.device import bf16_bits, poisoned, scalar, to_device, to_host
+from seeds import fresh_seed
 
 from ddtree.rope import RopeConfig, rotary_tables
 from kernels_numba import norm, position
@@ -48,10 +49,6 @@ LARGE = [
     Case(9, 4, 1, 1, 2, 0, 9),
     Case(64, 1, 0, 512, 64, 950, 1000, True),
 ]
-
-
-def fresh_seed():
-    return int(np.random.SeedSequence().generate_state(1)[0])
 
 
 def host_tables(case, context_len, depths):

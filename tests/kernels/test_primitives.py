@@ -6,6 +6,7 @@ import pytest
 from compare_arrays import assert_close, assert_same_bits
 from kernels.device import poisoned, to_device, to_host
 from numba import cuda, float32, int32, uint64
+from seeds import fresh_seed
 
 from kernels_numba import primitives
 from kernels_numba import primitives_block as block
@@ -15,10 +16,6 @@ THREADS = 8 if SIMULATED else 256
 MAX_THREADS = block.MAX_THREADS  # a shared array wants a global number
 WARPS = (1, 3) if SIMULATED else (1, 3, 8, 31, 32)  # of a block
 EPS = np.finfo(np.float32).eps
-
-
-def fresh_seed():
-    return int(np.random.SeedSequence().generate_state(1)[0])
 
 
 # --- bf16 and bits ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ f64. Equal logits have equal, exact weights, and there the twin's token is the o
 import numpy as np
 import pytest
 from kernels.device import poisoned, to_device, to_host
+from seeds import fresh_seed
 
 from ddtree.reference.philox import uniform
 from ddtree.reference.sample import sample as twin
@@ -35,10 +36,6 @@ LARGE = [
     *((which, 9, 163840) for which in range(len(SETTINGS))),
     *((3, 33, vocab) for vocab in (1, 3, 31, 33, 1023, 1024, 1025, 4097)),
 ]
-
-
-def fresh_seed():
-    return int(np.random.SeedSequence().generate_state(1)[0])
 
 
 def hard_logits(rng, rows, vocab):

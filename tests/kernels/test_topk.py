@@ -5,7 +5,8 @@ import pytest
 from compare_arrays import assert_close, assert_same_bits
 from kernels import selection
 from kernels.device import to_device
-from kernels.selection import Guarded, between_poison, fresh_seed
+from kernels.selection import Guarded, between_poison
+from seeds import fresh_seed
 
 from kernels_numba import topk
 from kernels_numba.checks import LaunchError

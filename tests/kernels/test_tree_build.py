@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels import selection
 from kernels.device import scalar, to_device
-from kernels.selection import CASES, TREES, Guarded, between_poison, fixture_table, fresh_seed, tree_shapes
+from kernels.selection import CASES, TREES, Guarded, between_poison, fixture_table, tree_shapes
+from seeds import fresh_seed
 
 from kernels_numba import tree_build
 from kernels_numba.checks import LaunchError
