@@ -1,4 +1,4 @@
-"""Conditional scores of a depth's candidates given the parent token: what a branch-aware tree builder reads."""
+"""Log-probabilities of a depth's candidates given the token before: what a branch-aware tree is built from."""
 
 import numpy as np
 
@@ -6,41 +6,54 @@ from ddtree.reference.topk import log_sum_exp
 
 
 def branch_scores(
-    token_ids: np.ndarray,
-    log_probs: np.ndarray,
-    root_token: int,
-    hidden: np.ndarray,
-    embedding: np.ndarray,
-    head: np.ndarray,
-    parent: np.ndarray,
-    gate: np.ndarray,
-    child: np.ndarray,
-    out: np.ndarray,
+    token_ids, log_probs, block, gated, parent_table, child_table, out_places, out_log_probs
 ) -> None:
-    """out[d, i, j] = log-probability of candidate j at depth d + 1 below candidate i of depth d, f32 [L, K, K].
+    """Write every depth's candidates below each candidate of the depth before, best first.
 
-    With E the target's embedding and W its head (both [V, H]), h_d the drafter's normed hidden state whose product
-    with W are depth d's logits, P, G and C the head's `branch.parent.weight`, `branch.gate.weight` and
-    `branch.child.weight` (each [R, H]):
+    token_ids i32 and log_probs f32 [L, P], the marginal l (natural log) of P candidates a depth; block i32 [B],
+    block[0] the root's token; gated f32 [L, R]; parent_table and child_table f32 [V, R]. Outputs out_places i32 and
+    out_log_probs f32 [L, P, P]: row i of depth d holds what follows candidate i of depth d - 1, descending along the
+    last axis, and its place among the P of depth d; equal values by the lower place. Depth 0 follows the root: row 0;
+    its other rows are -inf with places 0..P - 1.
 
-        s_d(p, c) = sum over r of (P E[p])_r * (1 + G h_d)_r * (C W[c])_r
-        out_d(p, c) = l_d(c) + s_d(p, c) - logsumexp_c(l_d(c) + s_d(p, c)) + logsumexp_c(l_d(c))
+        s_d(p, c) = sum over r of silu(parent_table[p] + gated[d])[r] * child_table[c, r]
+        log_prob_d(p, c) = l_d(c) + s_d(p, c) + (logsumexp_c l_d(c) - logsumexp_c(l_d(c) + s_d(p, c)))
 
-    where l_d is the marginal log_probs [L, K] of the candidates token_ids [L, K], best first, and both sums run over
-    the K candidates: below every parent a depth's candidates hold together what they hold in the marginal, so path sums
-    stay comparable with the marginal's. Depth 1 has one parent, the root: out[0, 0]; the other rows of out[0] are -inf.
-    hidden [L, H]. Candidates whose log_probs are -inf stay at -inf. Everything is summed in f64.
+    So below every parent the candidates hold together what they hold in the marginal, and path sums stay comparable
+    with the marginal's. A candidate whose marginal or whose score is not finite is -inf, and the others hold its share
+    of the marginal. Summed in f64, rounded to f32 before the sort.
     """
     num_depths, width = log_probs.shape
-    assert token_ids.shape == log_probs.shape and out.shape == (num_depths, width, width)
-    assert hidden.shape == (num_depths, parent.shape[1]) and parent.shape == gate.shape == child.shape
-    wide = [array.astype(np.float64) for array in (hidden, parent, gate, child)]
-    hidden, parent, gate, child = wide
-    out[0, 1:] = -np.inf
+    rank = gated.shape[1]
+    assert token_ids.shape == (num_depths, width) and gated.shape == (num_depths, rank)
+    assert parent_table.shape[1] == child_table.shape[1] == rank
+    assert out_places.shape == out_log_probs.shape == (num_depths, width, width)
+    out_log_probs[:1] = -np.inf
+    out_places[:1] = np.arange(width)
     for depth in range(num_depths):
-        parents = np.array([root_token]) if depth == 0 else token_ids[depth - 1]
-        left = embedding[parents].astype(np.float64) @ parent.T * (1 + gate @ hidden[depth])
-        scores = left @ (head[token_ids[depth]].astype(np.float64) @ child.T).T + log_probs[depth]
-        total = log_sum_exp(log_probs[depth].astype(np.float64))
-        for row, values in enumerate(scores):
-            out[depth, row] = values - log_sum_exp(values) + total
+        parents = block[:1] if depth == 0 else token_ids[depth - 1]
+        marginal = finite_or_nothing(log_probs[depth].astype(np.float64))
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is told below
+            left = combine(parent_table[parents].astype(np.float64), gated[depth].astype(np.float64))
+            right = child_table[token_ids[depth]].astype(np.float64)
+            # every pair in one order, so that equal rows give equal sums
+            scores = np.einsum("pr,cr->pc", left, right)
+            rows = finite_or_nothing(marginal + scores)
+        for values, places, out in zip(rows, out_places[depth], out_log_probs[depth], strict=False):
+            if np.isfinite(values).any():
+                values += log_sum_exp(marginal) - log_sum_exp(values)
+            with np.errstate(over="ignore"):  # a gap wider than f32 holds is a log-probability of -inf
+                rounded = values.astype(np.float32)
+            places[:] = np.argsort(-rounded, kind="stable")
+            out[:] = rounded[places]
+
+
+def combine(parent, gate):
+    """silu(parent + gate), elementwise, where silu(x) = x / (1 + exp(-x)); the one place of this formula in NumPy."""
+    total = parent + gate
+    return total / (1 + np.exp(-total))
+
+
+def finite_or_nothing(values):
+    """The values, -inf in place of those that are not finite."""
+    return np.where(np.isfinite(values), values, -np.inf)

@@ -1,4 +1,4 @@
-"""What the tests of top-k, tree building, accept and compact share: guarded outputs, and the NumPy twins.
+"""What the tests of top-k, tree building, branches, accept and compact share: guarded outputs, and NumPy twins.
 
 The twins' results come back in the launchers' form here and nowhere else.
 """
@@ -10,6 +10,7 @@ import numpy as np
 from kernels.device import poisoned, to_device, to_host
 
 from ddtree.reference import accept as accept_twin
+from ddtree.reference import branch_scores as branch_twin
 from ddtree.reference import topk as topk_twin
 from ddtree.reference import tree_build as tree_twin
 
@@ -69,11 +70,28 @@ def tree_shapes(budget, depths):
 
 def build_tree(token_ids, log_probs, budget, max_depth):
     """The twin's outputs by name, the root's token poisoned."""
-    out = {name: np.empty(*form) for name, form in tree_shapes(budget, len(log_probs)).items()}
+    return _tree(tree_twin.build_tree, (token_ids, log_probs), budget, max_depth)
+
+
+def build_branch_tree(token_ids, places, log_probs, budget, max_depth):
+    """The same of the branch-aware tree."""
+    return _tree(tree_twin.build_branch_tree, (token_ids, places, log_probs), budget, max_depth)
+
+
+def _tree(build, table, budget, max_depth):
+    out = {name: np.empty(*form) for name, form in tree_shapes(budget, len(table[0])).items()}
     out["token_ids"][0] = -1
     arrays = [out[name] for name in TREE_OUTPUTS[:-1]]
-    out["num_nodes"][0] = tree_twin.build_tree(token_ids, log_probs, budget, max_depth, *arrays)
+    out["num_nodes"][0] = build(*table, budget, max_depth, *arrays)
     return out
+
+
+def branch_scores(token_ids, log_probs, *more):
+    """The twin's (places, log_probs), [L, P, P]."""
+    shape = *token_ids.shape, token_ids.shape[1]
+    places, sorted_log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    branch_twin.branch_scores(token_ids, log_probs, *more, places, sorted_log_probs)
+    return places, sorted_log_probs
 
 
 def accept(parents, token_ids, target_tokens, num_nodes):

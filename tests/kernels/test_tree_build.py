@@ -12,6 +12,7 @@ from seeds import fresh_seed
 
 from kernels_numba import tree_build
 from kernels_numba.checks import LaunchError
+from kernels_numba.primitives_tree import GROUP
 
 INF, NAN = np.inf, np.nan
 TIE_HEAVY = st.sampled_from([0.0, -0.0, -0.25, -0.5, -1.0, -2.0, -INF])
@@ -125,7 +126,7 @@ def tied_table(rng, depths, width, most=4):
 @pytest.mark.simulator
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_more_nodes_than_a_group_holds(seed):
-    budget = 2 * tree_build.GROUP + 5
+    budget = 2 * GROUP + 5
     assert check_tree(tied_table(np.random.default_rng(seed), 8, 3, 12), budget) == budget
 
 
