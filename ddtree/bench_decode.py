@@ -16,7 +16,7 @@ import numpy as np
 from ddtree.bench import document_head
 from ddtree.bench_equality import tree_equals_autoregressive
 from ddtree.bench_layers import mode_of
-from ddtree.compare import ACCEPTANCE_NOTE, Row, compare, format_table, plan, report
+from ddtree.compare import ACCEPTANCE_NOTE, Row, compare, format_table, name_of_method, plan, report
 from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.decode import Round
 from ddtree.engine import Engine
@@ -157,9 +157,11 @@ def _against_eager(
     ]
     graphs_ms, eager_ms = (1e3 * seconds / max(count, 1) for seconds, count in spans)
     method, budget, temperature = key = key_of(mine.config)
+    shape = mine.config.shape if method == "tree" else None
     same = all(host.tokens[*key, prompt.id] == eager.tokens[*key, prompt.id] for prompt in prompts)
     return {
-        **{"method": method, "budget": budget, "temperature": temperature, "prompts": len(prompts)},
+        **{"method": method, "shape": shape, "budget": budget, "temperature": temperature},
+        "prompts": len(prompts),
         **{
             "graphs_ms": graphs_ms,
             "eager_ms": eager_ms,
@@ -205,4 +207,4 @@ def format_decode_table(document: dict[str, Any]) -> str:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return f"{row['method']} {row['budget']} at T {row['temperature']:g}"
+    return f"{name_of_method(row)} {row['budget']} at T {row['temperature']:g}"

@@ -101,7 +101,7 @@ def run_draft_bench(
     runner = GraphRunner(ops, True)
     longest = -(-max(contexts) // CHUNK) * CHUNK
     if bundle.drafter_config is not None:
-        ops.reserve(bundle.config, bundle.drafter_config, CHUNK, longest + CHUNK)
+        ops.reserve(bundle.config, bundle.drafter_config, CHUNK, longest + CHUNK, bundle.fp8)
     made = RandomDrafter(bundle, longest, ops)
     ceilings, times = measure_ceilings(runner.stream), []
     for context in sorted(contexts):

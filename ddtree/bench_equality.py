@@ -91,8 +91,8 @@ class GivenHostRounds(HostRounds):
 
     given: DraftTree
 
-    def _draft_tree(self, root: int, max_depth: int, clock: Clock) -> tuple[DraftTree, None]:
-        return self.given, None
+    def _draft_tree(self, root: int, max_depth: int, clock: Clock) -> tuple[DraftTree, None, None]:
+        return self.given, None, None
 
 
 class GivenDeviceRounds(DeviceRounds):

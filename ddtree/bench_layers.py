@@ -14,10 +14,12 @@ import numpy as np
 from ddtree.bench import document_head
 from ddtree.bench_equality import host_copy
 from ddtree.bench_errors import STEP_OF_LAYER, Steps, experts_differing, layer_errors, step_errors
+from ddtree.bench_estimate import format_estimate
 from ddtree.bench_forward import ForwardTimes, commit, random_context, tree_forward, verify_tree
 from ddtree.checkpoint_names import expected_tensors
 from ddtree.config import ModelConfig
 from ddtree.engine import Engine
+from ddtree.lab import counted
 from ddtree.prompts import load_prompts
 
 # The relative error of a layer's hidden states up to which the check passes. In bf16 a few experts are chosen
@@ -143,14 +145,17 @@ def run_layer_bench(
     engine: Engine, rows: Sequence[int], contexts: Sequence[int], progress: Any = lambda total: None
 ) -> dict[str, Any]:
     """The document that --json prints: `parity` (None where the model is too large for it) and `times` (None without
-    a GPU and graphs), a record for each context and number of rows; `progress(total)` is called after each.
+    a GPU and graphs), a record for each context and number of rows; `progress(total)` is called after each. `weights`
+    says how those of a random model are stored; `estimate` is for `bench_estimate` to fill.
     """
     small = num_parameters(engine.config) <= MOST_PARAMETERS
     timed = engine.runner is not None and engine.runner.graphs
     cases = [(context, count) for context in contexts for count in rows]
     tokens = tokens_for(engine.bundle, max(contexts) + MORE_POSITIONS)
     total = len(cases) * (small + timed)
-    document = document_head("ddtree layer bench", engine) | {"parity": None, "times": None}
+    document = document_head("ddtree layer bench", engine)
+    document |= {"weights": getattr(engine.bundle, "weights", None)}
+    document |= {"parity": None, "times": None, "estimate": None}
     if small:
         reference = Engine(
             engine.bundle, dtype="f64", max_budget=max(engine.max_budget, 1), max_context=engine.max_context
@@ -198,13 +203,15 @@ def format_layer_table(document: dict[str, Any]) -> str:
         lines.append("times: they need a GPU and graphs (--backend cuda)")
     for record in document["times"] or ():
         lines += ["", *_time_lines(record)]
+    if document.get("estimate"):
+        lines += ["", format_estimate(document["estimate"])]
     return "\n".join(lines)
 
 
 def _mode(record: dict[str, Any]) -> str:
     names = ("backend", "dtype", "gemm", "mode")
     settings = ", ".join(str(record[name]) for name in names)
-    return f"{record['rows']} rows after {record['context_len']} ({settings})"
+    return f"{counted(record['rows'], 'row')} after {record['context_len']} ({settings})"
 
 
 def _time_lines(record: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ddtree.bundle import DATA
-from ddtree.checkpoint_formats import stored_tensors
+from ddtree.checkpoint_formats import holds_fp8, stored_tensors
 from ddtree.checkpoint_names import BIAS, expected_tensors
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import UsageError
@@ -157,6 +157,11 @@ class RandomBundle:
     def weight_bytes(self) -> int:
         """None that a file holds."""
         return 0
+
+    @property
+    def fp8(self) -> bool:
+        """Whether the target has fp8 matrices outside its routed experts."""
+        return holds_fp8(self.shapes)
 
     def target_weights(self, num_positions: int, ops: Any) -> TargetWeights:
         """The target's random weights in `ops` memory, with rotary tables for `num_positions` positions."""

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ddtree.checkpoint import load_config
+from ddtree.checkpoint_formats import holds_fp8
 from ddtree.checkpoint_source import check_arrays
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import ConfigError, UsageError
@@ -39,6 +40,11 @@ class Bundle:
     def weight_bytes(self) -> int:
         """Bytes of the weights in the files: all arrays but those of bytes, which are texts."""
         return sum(info.nbytes for file in self.files for info in file.arrays.values() if info.dtype != "u8")
+
+    @property
+    def fp8(self) -> bool:
+        """Whether the target has fp8 matrices outside its routed experts."""
+        return holds_fp8(self.target.arrays)
 
     def sha256(self) -> dict[str, str]:
         """The sha256 of the target and, where there is one, of the drafter; traces carry it."""

@@ -9,7 +9,7 @@ Any matrix but the embedding may be quantised. Names are those of `ddtree.checkp
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
 
@@ -34,6 +34,12 @@ def format_of(name: str, names: Container[str]) -> str:
     if any(name + ending in names for ending in (*MATRICES["int4"], SHAPE)):
         return "int4"
     return "fp8" if f"{name}_scale_inv" in names else "plain"
+
+
+def holds_fp8(names: Iterable[str]) -> bool:
+    """Whether an array of a target is of an fp8 weight outside the routed experts, which `linear` multiplies."""
+    ending = MATRICES["fp8"][1]
+    return any(name.endswith(ending) and ".mlp.experts." not in name for name in names)
 
 
 def formats_of(expected: Mapping[str, Shape], found: Mapping[str, tuple[str, Shape]]) -> dict[str, str]:

@@ -16,6 +16,7 @@ Shape = tuple[int, ...]
 
 LISTED = 8
 BIAS = "e_score_correction_bias"
+BRANCH_MAPS = ("parent", "gate", "child")
 VISION_PREFIXES = ("vision_tower.", "mm_projector.")
 
 
@@ -97,6 +98,8 @@ def _drafter_tensors(c: DrafterConfig) -> dict[str, Shape]:
         tensors |= _mlp(f"layers.{layer}.mlp", c.hidden_size, c.intermediate_size)
     tensors["fc.weight"] = (c.hidden_size, len(c.target_layer_ids) * c.hidden_size)
     tensors["hidden_norm.weight"] = tensors["norm.weight"] = (c.hidden_size,)
+    if c.branch:
+        tensors |= {f"branch.{name}.weight": (c.branch.rank, c.hidden_size) for name in BRANCH_MAPS}
     return tensors
 
 

@@ -31,6 +31,7 @@ from ddtree.cli_options import (
     model_options,
     prompts_option,
     say,
+    shape_option,
     temperatures_option,
 )
 from ddtree.cli_plot import plot_command
@@ -73,6 +74,7 @@ def cli() -> None:
 @click.option(
     "--budget", type=int, default=32, show_default=True, help="Most nodes of a tree, root not counted."
 )
+@shape_option
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @decode_options
 @model_options
@@ -125,6 +127,7 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
 @click.option(
     "--budget", "budgets", type=int, multiple=True, default=(32,), show_default=True, help="May be repeated."
 )
+@shape_option
 @temperatures_option
 @decode_options
 @model_options
@@ -155,7 +158,7 @@ def compare_command(
     records = report(rows)
     equal = all(record["tokens_equal"] for record in records)
     if options["as_json"]:
-        names = ("max_new_tokens", "top_k", "top_p", "seed")
+        names = ("shape", "max_new_tokens", "top_k", "top_p", "seed")
         document = {"backend": describe_backend(engine)} | {name: options[name] for name in names}
         document |= {"prompts": len(chosen), "tokens_equal": equal}
         click.echo(json.dumps(document | {"rows": records, "best": best_rows(records)}, indent=1))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ddtree import bench_decode, bench_draft, bench_layers
 from ddtree.bench import failures, format_kernel_table, run_kernel_bench
+from ddtree.bench_estimate import draft_costs, estimate, format_estimate
 from ddtree.bench_random import WEIGHTS, open_random
 from ddtree.cli_options import (
     LateBar,
@@ -24,6 +28,7 @@ from ddtree.cli_options import (
     model_options,
     prompts_option,
     say,
+    shape_option,
     temperatures_option,
 )
 from ddtree.engine import Engine
@@ -82,6 +87,12 @@ def bench_kernels_command(only: str | None, quick: bool, as_json: bool) -> None:
     help="Committed positions before it; may be repeated.",
 )
 @click.option("--layers", type=int, help="With --config: the first layers only.")
+@click.option("--draft", help="With --config: what a draft costs, from this document of bench draft --json.")
+@click.option(
+    "--from",
+    "recorded",
+    help="Time nothing: print the estimate of this document of bench layers --json. Takes --draft and --config.",
+)
 @config_option
 @weights_option
 @model_options
@@ -90,6 +101,8 @@ def bench_layers_command(
     rows: tuple[int, ...],
     contexts: tuple[int, ...],
     layers: int | None,
+    draft: str | None,
+    recorded: str | None,
     config: str | None,
     weights: str | None,
     as_json: bool,
@@ -97,18 +110,37 @@ def bench_layers_command(
 ) -> None:
     """Hold every step of a forward to NumPy in f64; time the forward, its layers and its operations on the GPU.
 
-    Exit 1 when f32 errs by more than 1e-4 of its norm at a layer.
+    With --config it ends with an estimate: rounds of the whole model, of which a few layers may have been timed, and
+    the memory that 1, 8 and 16 GPUs need. Exit 1 when f32 errs by more than 1e-4 of its norm at a layer.
     """
+    drafted = None if draft is None else _document(draft)
+    if recorded is not None:
+        _refuse_besides("from", "recorded", "draft", "config", "as_json")
+        document = _document(recorded)
+        with _in_their_form(recorded, draft):
+            document["estimate"] = estimate(document, config, drafted)
+        _finish(document, lambda found: format_estimate(found["estimate"]), as_json, True)
+    if draft is not None and config is None:
+        raise UsageError("draft: only a model of --config has a whole to be estimated")
     if layers is not None and config is None:
         raise UsageError("layers: only a model of random weights (--config) can be cut")
     _check_weights(config, weights)
     bundle = open_random(config, layers, weights=weights or WEIGHTS[0]) if config else bundle_of(options)
     _refuse_large(bundle, options)
+    if draft is not None:
+        with _in_their_form(draft):
+            draft_costs(open_random(config), contexts, drafted)  # refused before anything is timed
     longest = max(contexts) + bench_layers.MORE_POSITIONS
     engine = engine_of(bundle, max(rows) - 1, options | {"max_context": longest})
     say(describe_backend(engine))
     bar = LateBar("bench layers", "forward")
     document = bench_layers.run_layer_bench(engine, rows, contexts, bar.step)
+    if config and document["times"]:
+        try:
+            with _in_their_form("this bench", draft):
+                document["estimate"] = estimate(document, config, drafted)
+        except UsageError as error:  # what was timed is kept
+            say(f"no estimate of the whole model: {error}")
     _finish(document, bench_layers.format_layer_table, as_json, bench_layers.passed(document))
 
 
@@ -122,6 +154,7 @@ def bench_layers_command(
     show_default=True,
     help="May be repeated.",
 )
+@shape_option
 @temperatures_option
 @decode_options
 @config_option
@@ -194,6 +227,36 @@ def bench_draft_command(config: str, contexts: tuple[int, ...], dtype: str, as_j
         bundle, contexts, dtype, progress=LateBar("bench draft", "context").step
     )
     _finish(document, bench_draft.format_draft_table, as_json, True)
+
+
+def _document(path: str) -> dict[str, Any]:
+    """The JSON object that a file holds."""
+    try:
+        found = json.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot read the document: {error}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: expected a JSON object")
+    return found
+
+
+@contextmanager
+def _in_their_form(*paths: str | None) -> Iterator[None]:
+    """Turn what reading documents of another form ends in into UsageError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        where, found = ", ".join(filter(None, paths)), f"{type(error).__name__}: {error}"
+        raise UsageError(f"{where}: not in the form that bench --json writes: {found}") from error
+
+
+def _refuse_besides(option: str, *allowed: str) -> None:
+    """Raise UsageError for an option on the command line that `option` leaves nothing to do."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+        if given and parameter.name not in allowed:
+            raise UsageError(f"--{option} times nothing: leave out {parameter.opts[-1]}")
 
 
 def _check_weights(config: str | None, weights: str | None) -> None:

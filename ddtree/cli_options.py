@@ -81,6 +81,12 @@ decode_options = stack(
     ),
 )
 
+shape_option = click.option(
+    "--shape",
+    default=DecodeConfig.shape,
+    show_default=True,
+    help="Of trees: a name that study --shapes lists, or NAME:VALUE.",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else."
 )
@@ -160,4 +166,5 @@ def decode_config(
         max_new_tokens=options["max_new_tokens"],
         sampling=SamplingConfig(temperature, options["top_k"], options["top_p"], options["seed"]),
         stop_token_ids=bundle.config.eos_token_ids,
+        shape=options.get("shape", DecodeConfig.shape),
     )

@@ -32,6 +32,13 @@ class Inputs:
             setting = setting_of(run)
             if self._chosen(*setting):
                 found[setting].append(run)
+        for setting, runs in found.items():
+            shapes = {run.settings.get("shape") for run in runs} if setting[0] == "tree" else ()
+            if len(shapes) > 1:
+                shown = ", ".join(sorted(map(str, shapes)))
+                raise UsageError(
+                    f"{name_of(setting)}: there are trees of several shapes ({shown}): plot each alone"
+                )
         if not found:
             raise UsageError("there is no trace with a run as asked for")
         return dict(found)

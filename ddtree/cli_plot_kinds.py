@@ -14,6 +14,7 @@ from ddtree.bench_layers import WORST
 from ddtree.bundle import DEFAULT_MODEL, Bundle, open_bundle
 from ddtree.cli_options import say
 from ddtree.cli_plot_inputs import Inputs, name_of, one_temperature, rounds_of
+from ddtree.compare import name_of_method
 from ddtree.errors import UsageError
 from ddtree.study_experts import KIND as SHARING
 from ddtree.study_experts import read_summary, summarise_routing
@@ -108,7 +109,7 @@ def _stages(inputs: Inputs) -> Figure:
 
 
 def _name(record: dict[str, Any]) -> str:
-    return name_of((record["method"], record["budget"], record["temperature"]))
+    return name_of((name_of_method(record), record["budget"], record["temperature"]))
 
 
 def _layers(inputs: Inputs) -> Figure:

@@ -62,6 +62,7 @@ def record_command(
     tokens = sum(len(each.tokens) for each in found)
     document = {"backend": describe_backend(engine), "directory": str(directory), "recordings": len(found)}
     document |= {"prompts": len(chosen), "temperatures": list(temperatures), "tokens": tokens}
+    document["bytes"] = sum(each.path.stat().st_size for each in found)
     if options["as_json"]:
         click.echo(json.dumps(document, indent=1))
     else:

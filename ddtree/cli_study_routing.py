@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,20 @@ from ddtree.cli_options import (
 from ddtree.errors import UsageError
 from ddtree.lab import dash_or, text_table
 from ddtree.plots import token_label
-from ddtree.prompts import Prompt, load_prompts
+from ddtree.prompts import load_prompts
 from ddtree.study_experts import Sharing, routing_summary, summarise_routing
+from ddtree.study_journal import Journal
 from ddtree.study_overlap import RELATIONS
 from ddtree.study_routing import routing_document
-from ddtree.study_routing_record import RoutedRound, plan_trees, record_routing
+from ddtree.study_routing_record import (
+    Planned,
+    RoutedRound,
+    first_verify,
+    plan_decodes,
+    plan_trees,
+    record_routing,
+)
+from ddtree.study_routing_rows import ROUTED
 from ddtree.trace import PACKAGES
 from ddtree.versions import package_version
 
@@ -80,23 +88,21 @@ def routing_command(
     """Decode through draft trees and count the experts that each verify's rows touch, and share by kinship.
 
     --json prints a summary that plot experts draws, too. On cuda add --no-graphs: captured graphs hand out no gates.
+    With --out, rows of finished decodes outlive an interruption in FILE.part: the same command again does the others
+    alone.
     """
-    from ddtree.study_replay import write_rows  # numba comes with it, which takes a moment
-
-    for path in (out, gates_file):
-        _check_folder(path)
+    _check_folder(out)
+    _check_folder(gates_file)
     chosen = load_prompts(prompts)[:limit]
     bundle = bundle_of(options)
     configs = [decode_config(bundle, "tree", max(budgets), each, options) for each in temperatures]
     engine = engine_of(bundle, max(budgets), options)
     trees = plan_trees(engine.horizon, shapes, budgets)
-    keep, kept = _first_gates(bundle)
-    bar = LateBar("routing", "decode")
-    rows = record_routing(engine, chosen, trees, configs[0], temperatures, bar.step, keep)
-    if out is not None:
-        write_rows(out, rows)
-    if gates_file is not None and kept:
-        Path(gates_file).write_text(json.dumps(kept[0]) + "\n", "utf-8")
+    plan = plan_decodes(engine, chosen, trees, configs[0], temperatures)
+    bar, journal = LateBar("routing", "decode"), None if out is None else Journal(out, say, ROUTED)
+    rows = record_routing(engine, plan, bar.step, journal)
+    if gates_file is not None and (found := first_verify(engine, plan)):
+        Path(gates_file).write_text(json.dumps(_gates_of(bundle, *found)) + "\n", "utf-8")
     sharing = summarise_routing(rows)  # which may find no full tree: what was decoded is kept by then
     if options["as_json"]:
         about = {
@@ -119,18 +125,12 @@ def _check_folder(path: str | None) -> None:
         raise UsageError(f"{path!r}: cannot write there; name a file in a folder that exists")
 
 
-def _first_gates(bundle: Bundle) -> tuple[Callable[[Prompt, RoutedRound], None], list[dict[str, Any]]]:
-    """What keeps the routing document of the first verify it hears of, and the list that it goes into."""
-    kept: list[dict[str, Any]] = []
-
-    def keep(prompt: Prompt, this: RoutedRound) -> None:
-        if not kept:
-            tree = this.round.tree
-            labels = [token_label(bundle.decode([int(token)])) for token in tree.token_ids]
-            about = {"prompt": prompt.id, "round": this.round.index, "parents": tree.parents.tolist()}
-            kept.append(routing_document(this.gates) | {"tokens": labels} | about)
-
-    return keep, kept
+def _gates_of(bundle: Bundle, planned: Planned, this: RoutedRound) -> dict[str, Any]:
+    """The routing document of one verify."""
+    tree = this.round.tree
+    labels = [token_label(bundle.decode([int(token)])) for token in tree.token_ids]
+    where = {"prompt": planned.prompt.id, "round": this.round.index, "parents": tree.parents.tolist()}
+    return routing_document(this.gates) | {"tokens": labels} | where
 
 
 def format_sharing(sharing: list[Sharing]) -> str:

@@ -15,6 +15,7 @@ from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.decode import STAGES, Round, checked_prompt, decode
 from ddtree.engine import Engine
 from ddtree.errors import UsageError
+from ddtree.lab import dash_or
 from ddtree.metrics import Tally
 from ddtree.prompts import Prompt
 
@@ -99,6 +100,7 @@ def _record(row: Row, ar_speed: float | None) -> dict[str, Any]:
     speed = tally.tokens_per_second
     return {
         "method": config.method,
+        "shape": config.shape if config.method == "tree" else None,
         "budget": config.budget,
         "temperature": config.sampling.temperature,
         "tokens_equal": not row.differing,
@@ -131,6 +133,12 @@ def best_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(best.values())
 
 
+def name_of_method(record: dict[str, Any]) -> str:
+    """A record's method, with the shape of its trees unless that is best_first."""
+    plain = record.get("shape") in (None, "best_first")
+    return record["method"] if plain else f"{record['method']} {record['shape']}"
+
+
 HEADINGS = (
     "temp",
     "method",
@@ -153,26 +161,22 @@ ACCEPTANCE_NOTE = (
 
 def format_table(records: list[dict[str, Any]]) -> str:
     """The comparison as text: acceptance length with bonus, then outside loops, then milliseconds a round by stage."""
-
-    def number(value: float | None, digits: int) -> str:
-        return "-" if value is None else f"{value:.{digits}f}"
-
     lines = [HEADINGS + tuple(f"{stage} ms" for stage in STAGES)]
     for record in records:
         lines.append(
             (
                 f"{record['temperature']:g}",
-                record["method"],
+                name_of_method(record),
                 str(record["budget"]),
-                number(record["nodes_per_round"], 1),
+                dash_or(record["nodes_per_round"], 1),
                 "yes" if record["tokens_equal"] else f"NO ({len(record['differing'])})",
                 str(record["rounds"]),
-                number(record["mean_acceptance"], 2),
-                number(record["mean_acceptance_outside_loops"], 2),
+                dash_or(record["mean_acceptance"], 2),
+                dash_or(record["mean_acceptance_outside_loops"], 2),
                 f"{100 * record['loop_share']:.0f}%",
-                number(record["tokens_per_second"], 1),
-                number(record["speed_over_ar"], 2),
-                *(number(record["stage_ms"][stage], 2) for stage in STAGES),
+                dash_or(record["tokens_per_second"], 1),
+                dash_or(record["speed_over_ar"], 2),
+                *(dash_or(record["stage_ms"][stage], 2) for stage in STAGES),
             )
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]

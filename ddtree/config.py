@@ -141,8 +141,19 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class BranchConfig:
+    """A drafter's branch head: three maps of `rank` rows that score a depth's `candidates` best below each parent."""
+
+    rank: int
+    candidates: int
+
+
+@dataclass(frozen=True)
 class DrafterConfig:
-    """A DFlash block-diffusion drafter (arXiv 2602.06036): Qwen3 layers over target features and a block."""
+    """A DFlash block-diffusion drafter (arXiv 2602.06036): Qwen3 layers over target features and a block.
+
+    `branch` is None without a branch head.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -157,15 +168,21 @@ class DrafterConfig:
     target_layer_ids: tuple[int, ...]
     context_window: int | None
     rope: RopeConfig
+    branch: BranchConfig | None = None
 
     @property
     def horizon(self) -> int:
         """The deepest node the drafter can propose."""
         return self.block_size - 1
 
+    @property
+    def candidates(self) -> int:
+        """Candidates of each depth that the branch head scores; 0 without one."""
+        return min(self.branch.candidates, self.vocab_size) if self.branch else 0
+
     @classmethod
     def from_hf(cls, hf: dict[str, Any], where: str = "drafter config.json") -> DrafterConfig:
-        """Read a DFlash config; `dflash_config` holds mask id, target layers and the context window."""
+        """Read a DFlash config; `dflash_config` holds mask id, target layers, context window and branch head."""
         read = FieldReader(hf, where)
         dflash = FieldReader(read.get("dflash_config"), f"{where}: dflash_config")
         read.choice("hidden_act", ("silu",), "silu")
@@ -190,6 +207,7 @@ class DrafterConfig:
             target_layer_ids=dflash.integers("target_layer_ids"),
             context_window=dflash.integer("context_window", None),
             rope=RopeConfig.from_hf(hf, where, with_mscale=False),
+            branch=_branch(dflash),
         )
         if config.num_attention_heads % config.num_key_value_heads or config.head_dim % 2:
             raise ConfigError(f"{where}: num_key_value_heads must divide the heads and head_dim must be even")
@@ -209,6 +227,15 @@ class DrafterConfig:
                 )
         if max(self.target_layer_ids) >= target.num_hidden_layers or self.mask_token_id >= target.vocab_size:
             raise ConfigError("drafter: target_layer_ids or mask_token_id lie outside the target")
+
+
+def _branch(dflash: FieldReader) -> BranchConfig | None:
+    """The branch head that `dflash_config.branch` describes, or None."""
+    described = dflash.get("branch", None)
+    if described is None:
+        return None
+    read = FieldReader(described, f"{dflash.where}: branch")
+    return BranchConfig(read.integer("rank"), read.integer("candidates"))
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ import numpy as np
 from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
 from ddtree.errors import UsageError
-from ddtree.rounds import STAGES, HostRounds, Round
-from ddtree.rounds_device import DeviceRounds, check_shape
-from ddtree.shapes import get_shape
+from ddtree.rounds import STAGES, HostRounds, Round, check_shape
+from ddtree.rounds_device import DeviceRounds, check_built
 
 __all__ = ["STAGES", "Round", "checked_prompt", "decode"]
 
@@ -27,11 +26,11 @@ def decode(
     """Decode after a prompt, a round at a time, the prefill first; everything is checked before it starts.
 
     `sequence` is the prompt's index for position-keyed sampling. Raises UsageError for an empty prompt, one that
-    leaves no room, ids outside the vocabulary, a shape that is unknown or needs more than the table, a budget above the
-    engine's or a missing drafter; NumericsError when the target's logits cannot decide a token.
+    leaves no room, ids outside the vocabulary, a shape that is unknown or needs more than the drafter gives, a budget
+    above the engine's or a missing drafter; NumericsError when the target's logits cannot decide a token.
     """
     prompt = checked_prompt(engine, prompt_ids)
-    get_shape(config.shape)
+    check_shape(engine, config)
     if config.method != "ar" and config.budget > engine.max_budget:
         raise UsageError(
             f"budget: this engine was opened for {engine.max_budget} nodes, found {config.budget}"
@@ -39,7 +38,7 @@ def decode(
     if not 0 <= sequence < 2**32:
         raise UsageError(f"sequence: expected an index from 0 to {2**32 - 1}, found {sequence!r}")
     if engine.runner:
-        check_shape(engine, config)
+        check_built(engine, config)
     engine.reset(drafting=config.method != "ar" and config.budget > 0)
     rounds = (DeviceRounds if engine.runner else HostRounds)(engine, config, sequence)
     return _rounds(rounds, engine, prompt, config, engine.decodes_started)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddtree.config import DrafterConfig
+from ddtree.errors import UsageError
 from ddtree.weights import DrafterLayerWeights, DrafterWeights
 
 
@@ -36,6 +37,28 @@ class Drafter:
         self.block_key, self.block_value = ops.empty((block, *kv)), ops.empty((block, *kv))
         self.gate, self.up = (ops.empty((block, c.intermediate_size)) for _ in range(2))
         self.logits = ops.empty((c.horizon, c.vocab_size))
+        self.gated = ops.empty_f32((c.horizon, c.branch.rank)) if c.branch else None
+
+    def fill_branch_tables(self, embedding: Any, head: Any) -> None:
+        """Make the branch head's two tables of the target's embedding and head, once; nothing without a branch head.
+
+        Raises UsageError for a quantised head, whose rows no operation gathers.
+        """
+        branch, ops = self.weights.branch, self.ops
+        if branch is None:
+            return
+        if hasattr(head, "dtype_name"):
+            raise UsageError(
+                f"drafter: its branch head reads rows of the target's lm_head, which is {head.dtype_name}; "
+                "use a drafter without a branch head"
+            )
+        tables = (embedding, branch.parent, branch.parent_table), (head, branch.child, branch.child_table)
+        for rows, weight, out in tables:
+            for start in range(0, out.shape[0], self.context.shape[0]):
+                part = rows[start : start + self.context.shape[0]]
+                token_ids, x = self.row_depths[: part.shape[0]], self.context[: part.shape[0]]
+                ops.embed(token_ids, part, x)
+                ops.wide_linear(x, weight, out[start : start + part.shape[0]])
 
     def extend(self, features: Any, context_len: Any) -> None:
         """Project features [M, F x hidden] of the rows context_len.. into every layer's key and value cache."""
@@ -73,6 +96,27 @@ class Drafter:
             ops.add_norm(self.residual, self.branch, norms[index + 1], eps, self.normed)
         ops.linear(self.normed[1:], head, self.logits)
         return self.logits
+
+    def branch_scores(
+        self, token_ids: Any, log_probs: Any, block: Any, out_places: Any, out_log_probs: Any
+    ) -> None:
+        """What a depth's candidates are worth below each parent, of the block that `draft` saw last.
+
+        token_ids i32 and log_probs f32 [horizon, P] are its top P; `block` and the outputs as in
+        `reference.branch_scores`. Ask only where there is a branch head.
+        """
+        branch = self.weights.branch
+        self.ops.linear(self.normed[1:], branch.gate, self.gated)
+        self.ops.branch_scores(
+            token_ids,
+            log_probs,
+            block,
+            self.gated,
+            branch.parent_table,
+            branch.child_table,
+            out_places,
+            out_log_probs,
+        )
 
     def _attention(self, layer: DrafterLayerWeights, index: int, context_len: Any) -> None:
         """Per-head norms, rotary on the block's queries and keys, then context and block together."""

@@ -62,6 +62,8 @@ class Engine:
         finally:
             ops.on_upload = None
         self.model, self.cache, self.drafter = self.parts.model, self.parts.cache, self.parts.drafter
+        if self.drafter is not None:
+            self.drafter.fill_branch_tables(self.model.weights.embedding, self.model.weights.head)
         self.device_state = self.parts.state  # what rounds on the device keep between launches
         self.drafting = self.drafter is not None
         self.decodes_started = 0  # a decode that finds another number than its own has lost the cache
@@ -121,6 +123,24 @@ class Engine:
         log_probs = np.empty((config.horizon, k), np.float32)
         self.ops.topk_log_softmax(logits, k, token_ids, log_probs)
         return token_ids, log_probs
+
+    def draft_branches(self, root_token: int, k: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The table after the root, of at least P columns, and what its first P are worth below each parent.
+
+        Besides `draft`'s two, of max(k, P) columns, f32[horizon, P, P]: [d, i, j] is the log-probability of candidate j
+        of depth d + 1 below candidate i of depth d; the root alone stands above the first depth, at i = 0, where the
+        other rows are -inf. Ask only where the drafter has a branch head.
+        """
+        count, horizon = self.drafter.config.candidates, self.horizon
+        token_ids, log_probs = self.draft(root_token, max(k, count))
+        best = (np.ascontiguousarray(table[:, :count]) for table in (token_ids, log_probs))
+        places = np.empty((horizon, count, count), np.int32)
+        ordered = np.empty((horizon, count, count), np.float32)
+        block = np.full(horizon + 1, root_token, np.int32)  # its first token is read, no other
+        self.drafter.branch_scores(*best, block, places, ordered)
+        conditional = np.empty_like(ordered)
+        np.put_along_axis(conditional, places, ordered, axis=-1)
+        return token_ids, log_probs, conditional
 
     def verify(self, tree: DraftTree) -> Any:
         """The target's logits [M, V] at every row of a tree."""

@@ -13,10 +13,16 @@ from ddtree.engine_parts import EngineParts, EngineSizes, allocate
 from ddtree.errors import DeviceMemoryError
 from ddtree.ops.plan_ops import PlanOps
 from ddtree.quantised import Fp8Matrix, Int4Matrix
-from ddtree.weights import DrafterWeights, MlpWeights, MoeWeights, TargetWeights
+from ddtree.weights import BranchWeights, DrafterWeights, MlpWeights, MoeWeights, TargetWeights
 
 Areas = dict[str, dict[str, int]]
-GROUPS = {"cos": "rotary tables", "sin": "rotary tables", "fc": "context projection", "bias": "router"}
+GROUPS = {
+    **dict.fromkeys(("cos", "sin"), "rotary tables"),
+    "fc": "context projection",
+    "bias": "router",
+    **dict.fromkeys(("parent", "gate", "child"), "branch head"),
+    **dict.fromkeys(("parent_table", "child_table"), "branch tables"),
+}
 MLPS = {"experts": "experts", "shared": "shared experts", "mlp": "dense mlp"}
 ATTENTION = ("q_a", "q_b", "q", "k", "v", "kv_a", "w_kc", "w_vc", "o")
 STATE_VIEWS = ("times", "report", "host_buffer")  # parts of `buffer`, and where the host receives it
@@ -112,13 +118,15 @@ def _weights(weights: TargetWeights | DrafterWeights) -> dict[str, int]:
         if field.name == "layers":
             for layer in value:
                 _add(count, layer)
-        elif field.name != "head" or value is not weights.embedding:
+        elif isinstance(value, BranchWeights):
+            _add(count, value)
+        elif value is not None and (field.name != "head" or value is not weights.embedding):
             count[_group_of(field.name)] += bytes_of(value)
     return dict(count)
 
 
 def _add(count: Counter[str], layer: Any) -> None:
-    """Add the arrays of a layer, or of the experts inside it."""
+    """Add the arrays of a layer, of the experts inside it, or of a branch head."""
     for field in fields(layer):
         value = getattr(layer, field.name)
         if isinstance(value, MoeWeights):

@@ -69,7 +69,7 @@ def allocate(bundle: Bundle, sizes: EngineSizes, ops: Any) -> EngineParts:
     config, drafter, rows = bundle.config, bundle.drafter_config, sizes.max_rows
     state = None
     if ops.name == "cuda":
-        ops.reserve(config, drafter, rows, sizes.capacity)
+        ops.reserve(config, drafter, rows, sizes.capacity, bundle.fp8)
         state = DeviceState(config.vocab_size, drafter, sizes.max_budget, sizes.prefill_chunk, ops)
     cache = LatentCache(config, sizes.capacity, ops)
     positions = sizes.max_context + (drafter.block_size if drafter else 0)

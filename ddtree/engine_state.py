@@ -47,8 +47,11 @@ class DeviceState:
         chain = chain_batch(np.zeros(prefill_chunk), 0)
         self.chain_depths, self.chain_lineage = ops.integers(chain.depths), ops.integers(chain.lineage)
         self.prompt = integers(prefill_chunk)
-        k = min(max_budget, vocab_size)
+        count = drafter.candidates if drafter else 0  # of a depth, that a branch head scores
+        k = max(min(max_budget, vocab_size), count)
         self.table_ids = integers(horizon * k)
         self.table_log_probs = ops.empty((horizon * k,))
+        self.branch_places = integers(horizon * count**2)
+        self.branch_log_probs = ops.empty((horizon * count**2,))
         block = np.full(drafter.block_size, drafter.mask_token_id) if drafter else np.zeros(1)
         self.block = ops.integers(block)

@@ -202,6 +202,11 @@ def dash_or(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """A number with its noun: 1 row, 2 rows; `several` where the plural is not the noun with an s."""
+    return f"{number} {noun if number == 1 else several or noun + 's'}"
+
+
 def text_table(headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     """Rows under headings, in columns: numbers and shares to the right, `-` for none too, words to the left."""
     cells = [tuple(str(cell) for cell in row) for row in rows]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddtree.lab import text_table
+from ddtree.shapes import table_for
 from ddtree.study_cost import CostCurve
 from ddtree.study_draft import SiblingTable
 from ddtree.study_fast import accepted_length
@@ -26,6 +27,7 @@ class Root:
     """One position of a continuation with all that a tree on it needs: its token, table, and the tokens after it.
 
     `position` counts the continuation's tokens from 0. `looping`: it stands inside a repetition (`metrics.in_loop`).
+    `conditional` is what a branch head says of the table's columns below each parent, or None.
     """
 
     position: int
@@ -34,6 +36,7 @@ class Root:
     log_probs: np.ndarray
     continuation: np.ndarray
     looping: bool
+    conditional: np.ndarray | None = None
 
     @property
     def horizon(self) -> int:
@@ -42,14 +45,23 @@ class Root:
     def tree(self, budget: int, depth: int, shape: str = "best_first") -> DraftTree:
         """The shape's tree of at most `budget` nodes, none deeper than `depth`; `oracle` sees what followed."""
         build = builder_of(shape)(self.continuation)
-        return build(self.token_ids, self.log_probs, budget, depth, root_token=self.token)
+        table = table_for(build, (self.token_ids, self.log_probs), self.conditional)
+        return build(*table, budget, depth, root_token=self.token)
 
 
 def roots_of(recording: Recording) -> list[Root]:
     """Every position whose whole horizon, and the bonus token after it, is known; none in a short continuation."""
     tokens, last = recording.tokens, len(recording.tokens) - recording.horizon - 1
+    scored = [None] * last if recording.conditional is None else recording.conditional
     return [
-        Root(at, int(tokens[at]), *recording.table(at), tokens[at + 1 :], bool(recording.looping[at]))
+        Root(
+            at,
+            int(tokens[at]),
+            *recording.table(at),
+            tokens[at + 1 :],
+            bool(recording.looping[at]),
+            scored[at],
+        )
         for at in range(last)
     ]
 

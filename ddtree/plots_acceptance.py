@@ -10,15 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
+from ddtree.compare import name_of_method
 from ddtree.plots_style import (
     BLACK,
     BLUE,
     CONVENTION,
     GREY,
     LINES,
+    MARKERS,
     METHOD_COLOURS,
     METHOD_MARKERS,
     METHODS,
+    SERIES,
     VERMILION,
     count_axis,
     figure_heading,
@@ -62,7 +65,7 @@ def budget_curves(
 ) -> Figure:
     """Mean acceptance length, and speed, against the nodes that were really verified.
 
-    `records` are compare's: one series for each method and temperature, ar as a level line. Speed is tokens per
+    `records` are compare's: one series for each method, shape and temperature, ar as a level line. Speed is tokens per
     second, or with `over_ar` the ratio to ar's. `outside_loops` takes the mean over rounds that start outside a
     repetition. What was not measured (null) is left out. UsageError without a record.
     """
@@ -73,11 +76,15 @@ def budget_curves(
     figure = new_figure(9.0, 4.2)
     left, right = figure.subplots(1, 2)
     temperatures = sorted({record["temperature"] for record in records})
+    others = sorted({name_of_method(record) for record in records} - set(METHODS))  # trees of other shapes
+    looks = {name: (METHOD_COLOURS[name], METHOD_MARKERS[name]) for name in METHODS}
+    looks |= dict(zip(others, zip(SERIES[2:], MARKERS[2:], strict=True), strict=False))
     for axes, column in ((left, mean), (right, speed)):
         for place, temperature in enumerate(temperatures):
             mine = [record for record in records if record["temperature"] == temperature]
-            for method in METHODS:
-                _budget_series(axes, [r for r in mine if r["method"] == method], column, place)
+            for name, look in looks.items():
+                own = [record for record in mine if name_of_method(record) == name]
+                _budget_series(axes, own, column, place, *look)
         _nodes_axis(axes, [record["nodes_per_round"] for record in records if record["nodes_per_round"]])
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", color="#DDDDDD", lw=0.6)
@@ -91,22 +98,24 @@ def budget_curves(
     return figure
 
 
-def _budget_series(axes: Axes, records: list[Mapping[str, Any]], column: str, place: int) -> None:
+def _budget_series(
+    axes: Axes, records: list[Mapping[str, Any]], column: str, place: int, colour: str, marker: str
+) -> None:
     """One method at the temperature number `place`, hollow after the first; ar, without a node, is a level line."""
     points = sorted((r["nodes_per_round"], r[column]) for r in records if r[column] is not None)
     if not points:
         return
-    method, temperature = records[0]["method"], records[0]["temperature"]
+    name, temperature = name_of_method(records[0]), records[0]["temperature"]
     style = {
-        "color": METHOD_COLOURS[method],
+        "color": colour,
         "ls": LINES[place % len(LINES)],
-        "label": f"{method}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}",
+        "label": f"{name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}",
     }
-    if method == "ar":
+    if name == "ar":
         axes.axhline(points[0][1], lw=1.4, **style)
         return
-    marker = {"marker": METHOD_MARKERS[method], "ms": 6, "mfc": "white" if place else style["color"]}
-    axes.plot(*zip(*points, strict=True), lw=1.8, **marker, **style)
+    filled = {"marker": marker, "ms": 6, "mfc": "white" if place else colour}
+    axes.plot(*zip(*points, strict=True), lw=1.8, **filled, **style)
 
 
 def _nodes_axis(axes: Axes, nodes: Sequence[float]) -> None:

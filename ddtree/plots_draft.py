@@ -24,7 +24,7 @@ from ddtree.plots_style import (
     new_figure,
     require,
 )
-from ddtree.study_draft import Calibration, SiblingTable, wilson
+from ddtree.study_draft import Calibration, SiblingTable
 
 RANK_COLOURS = (SKY, VERMILION, ORANGE, GREEN)
 RANK_HATCHES = ("", "///", "...", "xxx")
@@ -93,8 +93,8 @@ def sibling_figure(table: SiblingTable, title: str = "") -> Figure:
     """Where the target's token stood in the drafter's table at each depth, and how often the next top-1 is right too.
 
     Left: of the rounds whose spine was right down to a depth, the share that each rank holds. Right: after a hit of
-    each rank, the share whose child (the drafter's own top-1 one deeper) is right, with Wilson's 95% interval; depths
-    of fewer than 5 hits are left out. UsageError when no round reached a depth.
+    each rank, the share whose child (the drafter's own top-1 one deeper) is right, with its 95% interval over prompts
+    where there are two; depths of fewer than 5 hits are left out. UsageError when no round reached a depth.
     """
     require(np.flatnonzero(table.reached), "no round reached a depth with a known token")
     last = int(np.flatnonzero(table.reached)[-1]) + 1
@@ -141,7 +141,7 @@ def _percent(share: float) -> str:
 
 
 def _child_panel(axes: Axes, table: SiblingTable) -> None:
-    overall = table.continuation()
+    overall, (lows, highs) = table.continuation(), table.interval_of_children()
     for rank in range(min(3, table.hits.shape[1])):
         depths = np.flatnonzero(table.followed[:, rank] >= FEWEST)
         name = "after the spine" if rank == 0 else f"after a rank-{rank} hit"
@@ -149,7 +149,7 @@ def _child_panel(axes: Axes, table: SiblingTable) -> None:
             name += f": {100 * overall[rank]:.0f}% of {int(table.followed[:, rank].sum())}"
         counts = table.followed[depths, rank]
         share = table.child_right[depths, rank] / counts
-        low, high = wilson(table.child_right[depths, rank], counts)
+        low, high = lows[depths, rank], highs[depths, rank]
         look = {
             "color": RANK_LINES[rank],
             "marker": MARKERS[rank],
@@ -163,4 +163,5 @@ def _child_panel(axes: Axes, table: SiblingTable) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     count_axis(axes.xaxis)
     label_axes(axes, "depth of the hit (positions ahead)", "next top-1 right too (%)")
-    axes.set_title("The child after a hit", fontsize=10, loc="left", pad=16)
+    over = " (bars: 95% over prompts)" if len(table.decodes) > 1 else ""
+    axes.set_title(f"The child after a hit{over}", fontsize=10, loc="left", pad=16)

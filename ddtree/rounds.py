@@ -10,8 +10,8 @@ import numpy as np
 from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
 from ddtree.engine_state import STAGES
-from ddtree.errors import NumericsError
-from ddtree.shapes import get_shape
+from ddtree.errors import NumericsError, UsageError
+from ddtree.shapes import get_shape, is_conditional, table_for
 from ddtree.tree import DraftTree
 
 # What the host does while a round runs on a device: the decode loop and its reader since the round before, launching,
@@ -26,7 +26,8 @@ class Round:
     `tokens` are those committed and returned, the cut made; `path` are the accepted rows before it, the root first.
     `seconds` is by stage; `table` the drafter's (token_ids, log_probs) or None; `num_bad_rows` counts rows off the
     walk whose logits had a NaN or nothing finite; `finish` is None until the last round: stop, length or context.
-    `host_seconds` is by HOST_PARTS, None where the host computes the round itself and for the prefill.
+    `host_seconds` is by HOST_PARTS, None where the host computes the round itself and for the prefill. `conditional` is
+    what a branch head says of the table's columns below each parent, f32[L, P, P], None where no tree was made of it.
     """
 
     index: int
@@ -41,6 +42,7 @@ class Round:
     num_bad_rows: int
     finish: str | None
     host_seconds: dict[str, float] | None = None
+    conditional: np.ndarray | None = None
 
 
 class Clock:
@@ -98,7 +100,7 @@ class HostRounds:
         """The round after `last`; it commits at most `wanted` tokens."""
         engine, config = self.engine, self.config
         clock, context_len, root = Clock(), engine.context_len, last.tokens[-1]
-        tree, table = self._draft_tree(root, max_depth_of(engine, config, wanted), clock)
+        tree, table, conditional = self._draft_tree(root, max_depth_of(engine, config, wanted), clock)
         logits = engine.verify(tree)
         clock.stage("verify")
         target_tokens, bad = engine.choose(logits, context_len + tree.depths, config.sampling, self.sequence)
@@ -110,21 +112,36 @@ class HostRounds:
         num_bad = int(bad.sum())  # none of them on the walk, or accept would have raised
         index = last.index + 1
         return Round(
-            index, context_len, tree, target_tokens, path, bonus, tokens, clock.seconds, table, num_bad, None
+            *(index, context_len, tree, target_tokens, path, bonus, tokens, clock.seconds),
+            *(table, num_bad, None, None, conditional),
         )
 
     def _draft_tree(
         self, root: int, max_depth: int, clock: Clock
-    ) -> tuple[DraftTree, tuple[np.ndarray, np.ndarray] | None]:
-        """The round's tree and the table it came from."""
-        engine, config = self.engine, self.config
+    ) -> tuple[DraftTree, tuple[np.ndarray, np.ndarray] | None, np.ndarray | None]:
+        """The round's tree, and the table and conditionals it came from."""
+        engine, config, conditional = self.engine, self.config, None
         if max_depth == 0:
-            return DraftTree.root_only(root), None
-        table = engine.draft(root, min(config.budget, engine.config.vocab_size))
+            return DraftTree.root_only(root), None, None
+        if is_conditional(self.build):
+            *table, conditional = engine.draft_branches(root)
+        else:
+            table = engine.draft(root, min(config.budget, engine.config.vocab_size))
         clock.stage("draft")
-        tree = self.build(*table, config.budget, max_depth, root_token=root)
+        tree = self.build(
+            *table_for(self.build, table, conditional), config.budget, max_depth, root_token=root
+        )
         clock.stage("build")
-        return tree, table
+        return tree, tuple(table), conditional
+
+
+def check_shape(engine: Engine, config: DecodeConfig) -> None:
+    """Raise UsageError for a shape that is unknown, lacks context, or reads a branch head that the drafter lacks."""
+    needed = is_conditional(get_shape(config.shape)) and config.method == "tree"
+    if needed and engine.drafter is not None and engine.drafter.config.branch is None:
+        raise UsageError(
+            f"shape: {config.shape} needs a drafter with a branch head, and this one has none; name one with --drafter"
+        )
 
 
 def bad_prompt(position: int) -> NumericsError:

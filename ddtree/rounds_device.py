@@ -19,12 +19,15 @@ from ddtree.errors import NumericsError, UsageError
 from ddtree.rounds import HOST_PARTS, Clock, Round, bad_prompt, cut_at_stop, max_depth_of
 from ddtree.tree import DraftTree
 
+BRANCH_AWARE = "branch_aware"
+BUILT = ("best_first", BRANCH_AWARE)  # trees; a chain is best_first of one candidate a depth
 
-def check_shape(engine: Engine, config: DecodeConfig) -> None:
+
+def check_built(engine: Engine, config: DecodeConfig) -> None:
     """Raise UsageError for a tree that is not built on the device."""
-    if config.method == "tree" and config.shape != "best_first":
+    if config.method == "tree" and config.shape not in BUILT:
         raise UsageError(
-            f"shape: the backend {engine.ops.name} builds best_first alone, found {config.shape!r}"
+            f"shape: the backend {engine.ops.name} builds {' and '.join(BUILT)} alone, found {config.shape!r}"
         )
 
 
@@ -36,9 +39,13 @@ class DeviceRounds:
         self.budget = 0 if config.method == "ar" else config.budget
         if config.method == "chain":
             self.budget = min(config.budget, engine.horizon)
+        self.branching = config.method == "tree" and config.shape == BRANCH_AWARE and self.budget > 0
         self.width = min(1 if config.method == "chain" else self.budget, engine.config.vocab_size)
+        if self.branching:
+            self.width = engine.drafter.config.candidates
         self.rows = self.budget + 1
-        self.key: tuple = config.method, self.budget, config.sampling.greedy  # what the launches depend on
+        greedy = config.sampling.greedy
+        self.key: tuple = config.method, self.budget, self.branching, greedy  # what the launches depend on
         self.copied = self._copied(self.rows)
         self.left = 0.0  # when the host was done with the last round
         if not config.sampling.greedy:
@@ -214,26 +221,25 @@ class DeviceRounds:
         self._advance()
         ops.stamp(state.times, 5)
 
-    def _draft(self, token_ids: Any, parents: Any, depths: Any, log_weights: Any, lineage: Any) -> None:
+    def _draft(self, *tree: Any) -> None:
+        """Draft, and build the tree into the arrays that are given: build_tree's outputs but for the last."""
         engine, ops, state = self.engine, self.engine.ops, self.state
         weights, horizon, k = engine.model.weights, engine.horizon, self.width
         logits = engine.drafter.draft(state.block, state.context_len, weights.embedding, weights.head)
         table_ids = state.table_ids[: horizon * k].reshape(horizon, k)
         log_probs = state.table_log_probs[: horizon * k].reshape(horizon, k)
         ops.topk_log_softmax(logits, k, table_ids, log_probs)
-        ops.stamp(state.times, 1)
-        ops.build_tree(
-            table_ids,
-            log_probs,
-            self.budget,
-            state.max_depth,
-            token_ids,
-            parents,
-            depths,
-            log_weights,
-            lineage,
-            state.num_nodes,
+        bounds = self.budget, state.max_depth
+        if not self.branching:
+            ops.stamp(state.times, 1)
+            ops.build_tree(table_ids, log_probs, *bounds, *tree, state.num_nodes)
+            return
+        places, conditional = (
+            array.reshape(horizon, k, k) for array in (state.branch_places, state.branch_log_probs)
         )
+        engine.drafter.branch_scores(table_ids, log_probs, state.block, places, conditional)
+        ops.stamp(state.times, 1)
+        ops.build_branch_tree(table_ids, places, conditional, *bounds, *tree, state.num_nodes)
 
     def _choose(self, logits: Any, batch: ForwardBatch, positions: Any, tokens: Any, bad: Any) -> None:
         ops, state = self.engine.ops, self.state

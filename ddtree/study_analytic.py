@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ddtree.checkpoint_names import expected_tensors
 from ddtree.config import DrafterConfig, ModelConfig
 
@@ -59,7 +57,7 @@ def layer_parameters(config: ModelConfig) -> dict[str, int]:
 
 def forward_bytes(
     config: ModelConfig,
-    rows: int,
+    rows: float,
     context_len: int,
     weights: WeightBytes | None = None,
     experts: Sequence[float] | None = None,
@@ -83,7 +81,7 @@ def forward_bytes(
     return total + cache * w.cache
 
 
-def forward_flops(config: ModelConfig, rows: int, context_len: int) -> float:
+def forward_flops(config: ModelConfig, rows: float, context_len: int) -> float:
     """FLOPs of it: two for each weight that a row meets, and absorbed attention over the context and the row itself."""
     c, of = config, layer_parameters(config)
     moe_layers = sum(c.is_moe(layer) for layer in range(c.num_hidden_layers))
@@ -96,21 +94,20 @@ def forward_flops(config: ModelConfig, rows: int, context_len: int) -> float:
 
 def forward_seconds(
     config: ModelConfig,
-    rows: Sequence[int],
+    rows: float,
     context_len: int,
     machine: Machine,
     weights: WeightBytes | None = None,
-) -> np.ndarray:
-    """The least seconds of forwards of those row counts, f64: what bounds each, bytes or FLOPs. No launch costs."""
-    return np.array(
-        [
-            max(
-                forward_bytes(config, n, context_len, weights) / machine.bytes_per_second,
-                forward_flops(config, n, context_len) / machine.flops_per_second,
-            )
-            for n in rows
-        ]
-    )
+    experts: Sequence[float] | None = None,
+    sequences: int = 1,
+) -> float:
+    """The least seconds of a forward, whichever of bytes and FLOPs bounds it. No launch costs.
+
+    `rows` are those of all `sequences` together, `context_len` the positions of each; `experts` as in `forward_bytes`.
+    """
+    moved = forward_bytes(config, rows, sequences * context_len, weights, experts)
+    computed = forward_flops(config, rows, context_len)
+    return max(moved / machine.bytes_per_second, computed / machine.flops_per_second)
 
 
 def drafter_bytes(config: DrafterConfig, context_len: int, sequences: int = 1, item: float = 2.0) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddtree.errors import UsageError
-from ddtree.shapes import get_shape
+from ddtree.shapes import get_shape, is_conditional, table_for
 from ddtree.study_rounds import AnyRound, with_tables
 from ddtree.tree import DraftTree
 
@@ -44,8 +44,9 @@ def budget_curve(
 ) -> BudgetCurve:
     """Build the tree of each budget from one table, and walk it along the tokens that really followed.
 
-    `table` is (token_ids i32[L, K], log_probs f32[L, K]); a continuation shorter than L + 1 bounds the walk, and the
-    tree's depth with it. Raises UsageError for an unknown shape or a continuation without a token.
+    `table` is (token_ids i32[L, K], log_probs f32[L, K]), or what else the shape's build function takes; a continuation
+    shorter than L + 1 bounds the walk, and the tree's depth with it. Raises UsageError for an unknown shape or a
+    continuation without a token.
     """
     if not len(continuation):
         raise UsageError("continuation: it is empty; give at least the token that followed")
@@ -57,7 +58,10 @@ def budget_curve(
         [expected_acceptance(tree) for tree in trees],
         [walk(tree, continuation) for tree in trees],
         [tree.num_nodes for tree in trees],
-        [tree.num_nodes == 0 or not _took_last_column(tree, table[0]) for tree in trees],
+        [
+            tree.num_nodes == 0 or is_conditional(build) or not _took_last_column(tree, table[0])
+            for tree in trees
+        ],
     )
     return BudgetCurve(*(np.array(column) for column in columns))
 
@@ -90,7 +94,11 @@ def mean_budget_curve(
     """
     seen = with_tables(rounds)
     whole = [this for this in seen if len(this.continuation) > len(this.table[0])] or seen
-    curves = [budget_curve(this.table, this.continuation, budgets, shape) for this in whole]
+    build = get_shape(shape, continuation=[0])
+    curves = [
+        budget_curve(table_for(build, this.table, this.conditional), this.continuation, budgets, shape)
+        for this in whole
+    ]
     means = (np.mean([getattr(curve, name) for curve in curves], axis=0) for name in ("expected", "actual"))
     nodes = np.mean([curve.nodes for curve in curves], axis=0)
     return BudgetCurve(curves[0].budgets, *means, nodes, np.all([curve.exact for curve in curves], axis=0))

@@ -6,6 +6,7 @@ Each counts a round in rounds of a single row without a draft, and says how it c
 - random router: as the layer bench's own rows did, of random weights.
 - recorded: as the shipped model's trees did, by effective rows (`study_experts`): if this router shared as that one.
 - measured: whole rounds were timed, experts and all.
+- as timed: the layer bench's own rows again, by their experts' times and not by a fit (`bench_estimate`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from ddtree.study_analytic import (
     WeightBytes,
     drafter_seconds,
     expected_experts,
-    forward_bytes,
-    forward_flops,
+    forward_seconds,
 )
 from ddtree.study_cost import CostCurve, drafted_curve, measured_cost
 from ddtree.study_experts import EffectiveRows, Sharing, effective_curve
@@ -41,6 +41,13 @@ from ddtree.study_models import (
 )
 
 OTHER_MS = 0.056  # logits to a tree of 64 at a vocabulary of 163,840, accept and compaction of 61 layers: kernels.json
+
+COUNTED = {
+    "independent": "rows choose experts evenly and independently",
+    "random router": "experts as the bench's rows of random weights touched them",
+    "recorded": "experts by the effective rows of the shipped model's trees",
+    "as timed": "experts as the bench's rows of random weights touched them, and their time",
+}
 
 # Distinct experts of a layer by shape, temperature and rows of one sequence; NaN where not known
 Touch = Callable[[str, float, float], float]
@@ -80,15 +87,15 @@ def costings(
     timed = timed_layers(model, context) if batch == 1 else None
     if timed:
         words = f"a timed bf16 layer times {config.num_hidden_layers}, as if one GPU held them"
-        cost = _layers_ms(timed, config, default_draft_ms(name, context))
-        for experts, touch in _touches(config, 1, sharing, timed).items():
+        cost = layers_ms(timed, config, default_draft_ms(name, context))
+        for experts, touch in touches(config, 1, sharing, timed).items():
             said = _said(words, experts, model)
             yield Costing("measured layers", experts, said, drafter.horizon, cost, touch)
     words = "bytes and FLOPs alone, no launch and no traffic between GPUs"
     draft_ms = 1e3 * drafter_seconds(drafter, context, MACHINE, batch)
     cost = _analytic_ms(config, model.weights, context, batch, draft_ms)
     untimed = replace(model, note=DRAFT_BY_BYTES) if model.draft_ms else model
-    for experts, touch in _touches(config, batch, sharing).items():
+    for experts, touch in touches(config, batch, sharing).items():
         yield Costing("analytic", experts, _said(words, experts, untimed), drafter.horizon, cost, touch)
 
 
@@ -113,11 +120,11 @@ def layers_cost(
     if timed is None:
         raise UsageError(f"scale: no layer of {name} was timed after {context} positions")
     config = target_config(model.config)
-    touches = _touches(config, 1, sharing, timed)
-    if experts not in touches:
-        raise UsageError(f"scale: experts: expected one of {', '.join(touches)}, found {experts!r}")
+    ways = touches(config, 1, sharing, timed)
+    if experts not in ways:
+        raise UsageError(f"scale: experts: expected one of {', '.join(ways)}, found {experts!r}")
     rows = np.arange(1.0, FITTED_ROWS + 1)
-    touched = np.array([touches[experts](shape, temperature, n) for n in rows])
+    touched = np.array([ways[experts](shape, temperature, n) for n in rows])
     verify = timed.verify_ms(config, rows, touched)
     known = np.isfinite(verify)
     if known.sum() < 2:
@@ -126,7 +133,7 @@ def layers_cost(
     return drafted_curve(rows[known], verify[known], draft_ms, OTHER_MS)
 
 
-def _touches(
+def touches(
     config: ModelConfig, batch: int, sharing: Sequence[Sharing] | None, timed: LayerCosts | None = None
 ) -> dict[str, Touch]:
     """Ways to count the experts that a batch's rows touch; sequences choose apart from one another."""
@@ -157,18 +164,18 @@ def _whole_rounds(context: int, batch: int) -> Iterator[Costing]:
 
 
 def _said(source: str, experts: str, model: ScaleModel) -> str:
-    counted = {
-        "independent": "rows choose experts evenly and independently",
-        "random router": "experts as the bench's rows of random weights touched them",
-        "recorded": "experts by the effective rows of the shipped model's trees",
-    }[experts]
-    return "; ".join([source, counted, *([model.note] if model.note else [])])
+    return "; ".join([source, COUNTED[experts], *([model.note] if model.note else [])])
 
 
-def _layers_ms(
+def layers_ms(
     timed: LayerCosts, config: ModelConfig, draft_ms: float
-) -> Callable[[float, float, float], float]:
-    def milliseconds(temperature: float, rows: float, touched: float) -> float:
+) -> Callable[[float, float, float | None], float]:
+    """What a `Costing` calls: the verify of all layers, and from two rows on a draft and what else a round does.
+
+    Without `touched` the experts take what they took the bench's own rows.
+    """
+
+    def milliseconds(temperature: float, rows: float, touched: float | None) -> float:
         drafted = draft_ms + OTHER_MS if rows > 1 else 0.0
         return float(timed.verify_ms(config, rows, touched)) + drafted
 
@@ -181,10 +188,9 @@ def _analytic_ms(
     moe = sum(config.is_moe(layer) for layer in range(config.num_hidden_layers))
 
     def milliseconds(temperature: float, rows: float, touched: float) -> float:
-        moved = forward_bytes(config, batch * rows, batch * context, weights, [touched] * moe)
-        computed = forward_flops(config, batch * rows, context)
-        seconds = max(moved / MACHINE.bytes_per_second, computed / MACHINE.flops_per_second)
-        return 1e3 * seconds + (draft_ms if rows > 1 else 0.0)
+        experts = [touched] * moe
+        verify = forward_seconds(config, batch * rows, context, MACHINE, weights, experts, batch)
+        return 1e3 * verify + (draft_ms if rows > 1 else 0.0)
 
     return milliseconds
 

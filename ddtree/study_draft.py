@@ -5,13 +5,14 @@ Data in, numbers out; it runs no model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ddtree.errors import UsageError
-from ddtree.study_rounds import AnyRound, seen_rounds, with_tables
+from ddtree.study_rounds import AnyRound, Seen, seen_rounds, with_tables
+from ddtree.study_summary import share_interval
 
 # Predicted probabilities span decades: two bins each from 1e-4 up, and one for all below
 LOG_BINS = np.concatenate([[0.0], 10.0 ** np.linspace(-4, 0, 9)])
@@ -74,13 +75,15 @@ class SiblingTable:
     Row d - 1 is depth d. `hits` [L, R]: rounds whose token at that depth was the drafter's rank 0, 1, .. R - 1; rank 0
     keeps to the spine, any other is the round's first miss. `beyond` [L]: rounds whose token ranked later, or was not
     in the table. `followed` and `child_right` [L, R]: of those hits, how many had a next depth and token to look at,
-    and how often the drafter's top-1 there was right.
+    and how often the drafter's top-1 there was right. `decodes` are the tables of the decodes, a prompt each, that this
+    one sums: intervals are 95%, by bootstrap over them, NaN where fewer than two had something to see.
     """
 
     hits: np.ndarray
     beyond: np.ndarray
     followed: np.ndarray
     child_right: np.ndarray
+    decodes: tuple[SiblingTable, ...] = ()
 
     @property
     def reached(self) -> np.ndarray:
@@ -102,14 +105,57 @@ class SiblingTable:
         with np.errstate(invalid="ignore"):
             return self.child_right.sum(0) / self.followed.sum(0)
 
+    def interval_of_misses(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both ends [R + 1] of the interval of `share_of_misses`, and last of what ranked later."""
+
+        def caught(table: SiblingTable) -> np.ndarray:
+            return np.append(table.hits.sum(0), table.beyond.sum())
+
+        low, high = self._interval(caught, lambda table: np.full(len(caught(table)), table.first_misses))
+        low[0] = high[0] = np.nan
+        return low, high
+
+    def interval_of_continuation(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both ends [R] of the interval of `continuation`."""
+        return self._interval(lambda table: table.child_right.sum(0), lambda table: table.followed.sum(0))
+
+    def interval_of_children(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both ends [L, R] of the interval of child_right / followed."""
+        return self._interval(lambda table: table.child_right, lambda table: table.followed)
+
+    def _interval(self, part: Counted, whole: Counted) -> tuple[np.ndarray, np.ndarray]:
+        parts, wholes = (
+            np.reshape([counted(each) for each in self.decodes], (len(self.decodes), *counted(self).shape))
+            for counted in (part, whole)
+        )
+        return share_interval(parts, wholes)
+
+
+Counted = Callable[[SiblingTable], np.ndarray]
+
 
 def sibling_table(rounds: Iterable[AnyRound], ranks: int = 4) -> SiblingTable:
     """Follow each round's continuation down the drafter's table while its top-1 is right, and one depth past the miss.
 
-    It needs tables; the tree does not matter, so chains and trees of any budget give the same. UsageError without one.
+    It needs tables, and a decode's rounds together and in order; the tree does not matter, so chains and trees of any
+    budget give the same. UsageError without a table.
     """
     seen = with_tables(rounds)
     depths = max(len(this.table[0]) for this in seen)
+    decodes: list[list[Seen]] = []
+    for this in seen:
+        if not decodes or this.index <= decodes[-1][-1].index:
+            decodes.append([])
+        decodes[-1].append(this)
+    tables = tuple(_sibling_counts(each, depths, ranks) for each in decodes)
+    sums = (np.sum([getattr(each, name) for each in tables], axis=0) for name in COUNTS)
+    return SiblingTable(*sums, tables)
+
+
+COUNTS = ("hits", "beyond", "followed", "child_right")
+
+
+def _sibling_counts(seen: Sequence[Seen], depths: int, ranks: int) -> SiblingTable:
     hits, followed, child_right = (np.zeros((depths, ranks), np.int64) for _ in range(3))
     beyond = np.zeros(depths, np.int64)
     for this in seen:

@@ -1,13 +1,14 @@
 """The journal of a sweep: rows are kept as they come, so that one that was interrupted goes on where it stopped.
 
 Beside `rows.jsonl` stands `rows.jsonl.part`, which only grows; once all rows are there the file is written whole, in
-the sweep's order, and the part goes.
+the sweep's order, and the part goes. What the rows are of is a `RowKind`'s to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,15 +18,27 @@ from ddtree.study_rows import KEY, key_of, line_of, row_in, write_rows
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class RowKind:
+    """Rows of one command, `writer`: the row in a line of bytes or None, what a row is told by, why it is another's."""
+
+    writer: str
+    row_in: Callable[[bytes], Row | None]
+    key_of: Callable[[Row], tuple]
+    difference: Callable[[tuple, Collection[tuple]], str]
+
+
 class Journal:
-    """Rows of the file `path` and its part. `say`, if given, hears how many were there already.
+    """Rows of the file `path` and its part. `say`, if given, hears how many were there already; `kind` is the rows'.
 
     Used as a context manager around the sweep. UsageError for a file that cannot be written, or that holds anything
     but rows of this very sweep: nothing is mixed, nothing overwritten.
     """
 
-    def __init__(self, path: Path | str, say: Callable[[str], None] | None = None):
-        self.path, self.say = Path(path), say
+    def __init__(
+        self, path: Path | str, say: Callable[[str], None] | None = None, kind: RowKind | None = None
+    ):
+        self.path, self.say, self.kind = Path(path), say, kind or REPLAYED
         self.part = self.path.with_name(f"{self.path.name}.part") if self.path.name else self.path
         self.found: dict[tuple, Row] = {}
         self.added = 0
@@ -57,10 +70,10 @@ class Journal:
             raise UsageError(f"{path}: cannot read the rows: {error.strerror}") from None
         whole = content.rfind(b"\n") + 1 if torn else len(content)
         for number, line in enumerate(content[:whole].splitlines(), 1):
-            row = row_in(line)
-            key = key_of(row) if row else None
+            row = self.kind.row_in(line)
+            key = self.kind.key_of(row) if row else None
             if key not in wanted:
-                why = "no row of study replay" if key is None else _difference(key, wanted)
+                why = f"no row of {self.kind.writer}" if row is None else self.kind.difference(key, wanted)
                 raise UsageError(f"{path}: line {number}: {why}; name another --out, or move this file away")
             self.found[key] = row
         return whole
@@ -95,7 +108,7 @@ class Journal:
             raise UsageError(f"{error}; finished rows are kept: the same command goes on from them") from None
 
 
-def _difference(key: tuple, wanted: set[tuple]) -> str:
+def _difference(key: tuple, wanted: Collection[tuple]) -> str:
     """Why a row of that key is none of a sweep's."""
     row = dict(zip(KEY, key, strict=True))
     for other in wanted:
@@ -107,3 +120,6 @@ def _difference(key: tuple, wanted: set[tuple]) -> str:
     if all(row["trace_sha256"] != other[0] for other in wanted):
         return "a row of another recording"
     return f"this sweep has no shape {row['shape']} of budget {row['budget']} and depth {row['depth']}"
+
+
+REPLAYED = RowKind("study replay", row_in, key_of, _difference)

@@ -6,6 +6,7 @@ all layers, without what several would say to each other.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from ddtree.study_cost import SLACK, straight_line
 from ddtree.study_experts import effective_rows
 
 KIND = "ddtree layer bench"
+SHARED = ("linear ", "head_linear ", "experts ", "attention")  # operations that GPUs can share
 FITTED_ROWS = 65  # of the fit: with more rows an expert's rows cost too, not only its weights
 
 
@@ -48,7 +50,8 @@ class LayerCosts:
     """One context of a layer bench: microseconds by rows, all f64[P], `rows` ascending.
 
     `dense` of a dense layer, `beside` of a MoE layer without its experts, `ends` of embedding and head, `touched` the
-    routed experts that the bench's own rows touched a layer (mean). Means over the layers of a kind that were timed.
+    routed experts that the bench's own rows touched a layer (mean), `experts_us` what a layer's experts took them.
+    Means over the layers of a kind that were timed.
     """
 
     context_len: int
@@ -57,16 +60,19 @@ class LayerCosts:
     beside: np.ndarray
     ends: np.ndarray
     touched: np.ndarray
+    experts_us: np.ndarray
     experts: ExpertFit
 
-    def verify_ms(self, config: ModelConfig, rows: Any, touched: Any) -> np.ndarray:
+    def verify_ms(self, config: ModelConfig, rows: Any, touched: Any = None) -> np.ndarray:
         """Milliseconds of a forward of all layers of `config`, between measured rows as a CostCurve, NaN beyond.
 
-        `touched` are the distinct routed experts of a MoE layer at each of `rows`.
+        `touched` are the distinct routed experts of a MoE layer at each of `rows`; without them the experts take what
+        they took the bench's own rows, as timed and not as fitted.
         """
         moe = sum(config.is_moe(layer) for layer in range(config.num_hidden_layers))
         dense, beside, ends = (self._at(rows, values) for values in (self.dense, self.beside, self.ends))
-        layers = (config.num_hidden_layers - moe) * dense + moe * (beside + self.experts(touched))
+        experts = self._at(rows, self.experts_us) if touched is None else self.experts(touched)
+        layers = (config.num_hidden_layers - moe) * dense + moe * (beside + experts)
         return (layers + ends) / 1e3
 
     def bench_touched(self, config: ModelConfig, rows: Any) -> np.ndarray:
@@ -96,6 +102,9 @@ def layer_costs(document: Mapping[str, Any], context_len: int) -> LayerCosts:
     if not mine:
         known = ", ".join(str(n) for n in sorted({each["context_len"] for each in times})) or "none"
         raise UsageError(f"layers: context {context_len} was not timed; there is {known}")
+    for kind in ("dense", "moe"):
+        if not _layers(mine[0], kind):
+            raise UsageError(f"layers: expected a timed {kind} layer, found none")
     dense, moe = (np.array([np.mean(_layers(each, kind)) for each in mine]) for kind in ("dense", "moe"))
     experts = np.array([_experts_us(each) for each in mine])
     return LayerCosts(
@@ -105,8 +114,34 @@ def layer_costs(document: Mapping[str, Any], context_len: int) -> LayerCosts:
         moe - experts,
         np.array([sum(_layers(each, "")) for each in mine]),
         np.array([np.mean(each["forward"]["experts_touched"]) for each in mine]),
+        experts,
         fit_experts(document),
     )
+
+
+def divided(document: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """The document as each of `gpus` GPUs would write it at best, if they shared every layer and the head evenly.
+
+    What belongs to no weight and no head, each does whole: norms, gates, rotary and cache appends, by their times
+    alone. All else takes the same part of its time as a GPU has of the work, even what lies between launches. What GPUs
+    say to each other, and experts that are not chosen evenly, are not counted: nothing real is as fast.
+    """
+    return {**document, "times": [_part_of(each, gpus) for each in document["times"]]}
+
+
+def _part_of(record: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    whole: dict[str, float] = defaultdict(float)  # microseconds that each GPU takes, by kind of layer
+    operations = []
+    for one in record["operations"]:
+        shared = one["operation"].startswith(SHARED)
+        operations.append(one | {"us": one["us"] / gpus} if shared else one)
+        whole[one["kind"]] += 0.0 if shared else one["us"]
+    layers = []
+    for layer in record["layers"]:
+        kept = min(whole[layer["kind"]], layer["us"]) if layer["kind"] else 0.0
+        kept = layer["us"] if layer["layer"] == "embedding" else kept
+        layers.append(layer | {"us": kept + (layer["us"] - kept) / gpus})
+    return {**record, "layers": layers, "operations": operations}
 
 
 def fit_experts(document: Mapping[str, Any], most_rows: int = FITTED_ROWS) -> ExpertFit:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ddtree.study_cost import CostCurve
-from ddtree.study_draft import SiblingTable, wilson
-from ddtree.study_summary import DRAWS, NO, OPEN, YES, best_of, interval_of, summarise
+from ddtree.study_draft import SiblingTable
+from ddtree.study_summary import NO, OPEN, YES, best_of, drawn_sums, interval_of, peak_of, summarise
 
 LEAST_GAIN = 1.01  # of tokens a round, below which acceptance no longer rises
 
@@ -43,8 +43,7 @@ def acceptance_ratio(above: Rows, below: Rows, seed: int = 0) -> tuple[float, fl
     if len(pairs) < 2:
         return None
     counts = np.array([[a["tokens"] - 1, a["rounds"], b["tokens"] - 1, b["rounds"]] for a, b in pairs], float)
-    drawn = np.random.default_rng(seed).integers(len(counts), size=(DRAWS, len(counts)))
-    whole, many = counts.sum(axis=0), counts[drawn].sum(axis=1)
+    whole, many = counts.sum(axis=0), drawn_sums(counts, seed)
     ratios = many[:, 0] / many[:, 1] / (many[:, 2] / many[:, 3])
     low, high = interval_of(ratios)
     return float(whole[0] / whole[1] / (whole[2] / whole[3])), float(low), float(high)
@@ -82,21 +81,15 @@ def saturation(rows: Rows, horizon: int) -> Claim | None:
 
 def peak(rows: Rows, cost: CostCurve) -> Claim | None:
     """Speed is greatest at a budget between the least and the most."""
-    speeds = {
-        each.budget: each.speed(cost)
-        for each in summarise(rows)
-        if each.shape == "best_first" and each.budget
-    }
-    speeds = {budget: speed for budget, speed in speeds.items() if np.isfinite(speed)}
-    if len(speeds) < 3:
+    found = peak_of(rows, "best_first", cost)
+    if found is None or len(found.speeds) < 3:
         return None
-    best = max(speeds, key=speeds.__getitem__)
-    least, most = min(speeds), max(speeds)
+    ends = (f"{found.speeds[budget]:.0f} at {budget}" for budget in (min(found.speeds), max(found.speeds)))
     return Claim(
         "Speed peaks at an intermediate budget",
         "lucebox, RTX 3090, a 27 B model in 4 bits: best at 22 nodes, slower past it",
-        f"best at {best}: {speeds[best]:.0f} tokens/s; {speeds[least]:.0f} at {least}, {speeds[most]:.0f} at {most}",
-        YES if best not in (least, most) else NO,
+        f"best at {found}: {found.speeds[found.budget]:.0f} tokens/s; {', '.join(ends)}",
+        found.between,
     )
 
 
@@ -129,26 +122,38 @@ PUBLISHED_CHILD = 0.22
 
 
 def siblings(table: SiblingTable) -> Claim | None:
-    """How often the second-best token is right at the first miss, and what follows it."""
+    """How often the second-best token is right at the first miss, and what follows it; intervals over prompts.
+
+    None of fewer than two prompts with something to see.
+    """
     misses, followed = table.first_misses, table.followed.sum(0)
     if not misses or table.hits.shape[1] < 2 or not followed[1] or not followed[0]:
         return None
-    hits, right = table.hits.sum(0), table.child_right.sum(0)
-    counts = [(hits[1], misses), (right[1], followed[1]), (right[0], followed[0])]
-    shares = []
-    for part, whole in counts:
-        low, high = (float(end[0]) for end in wilson(np.array([float(part)]), np.array([float(whole)])))
-        shares.append((part / whole, low, high))
+    caught, child = table.share_of_misses(), table.continuation()
+    of_misses, of_child = table.interval_of_misses(), table.interval_of_continuation()
+    places = [(caught, of_misses, 1), (child, of_child, 1), (child, of_child, 0)]
+    shares = [(share[rank], *(float(end[rank]) for end in ends)) for share, ends, rank in places]
+    if np.isnan(shares).any():
+        return None
     said = [f"{100 * share:.0f}% ({100 * low:.0f} to {100 * high:.0f})" for share, low, high in shares]
-    weaker = shares[1][2] < shares[2][1]  # the child of a sibling is right less often than that of the spine
+    weaker = _less_often(table)
     published = zip(shares, (PUBLISHED_RANK_1, PUBLISHED_CHILD), strict=False)
     near = all(low <= share <= high for (_, low, high), share in published)
     return Claim(
         "At the first miss the rank-1 sibling is often right, but its child seldom",
         "37% at the first miss; its child 22%, against 65 to 84% on the spine",
         f"{said[0]} of {misses} first misses; its child {said[1]} of {followed[1]}, on the spine {said[2]}",
-        (YES if near else "yes, at another rate") if weaker else NO,
+        "yes, at another rate" if weaker == YES and not near else weaker,
     )
+
+
+def _less_often(table: SiblingTable) -> str:
+    """Whether the child of a rank-1 hit is right less often than that of the spine, by draws of the same prompts."""
+    counts = [[each.child_right.sum(0)[:2], each.followed.sum(0)[:2]] for each in table.decodes]
+    right, followed = np.moveaxis(drawn_sums(np.array(counts)), 1, 0)
+    known = (followed > 0).all(axis=1)
+    low, high = interval_of(np.diff(right[known] / followed[known], axis=1)[:, 0])
+    return YES if high < 0 else NO if low > 0 else OPEN
 
 
 def claims(rows: Rows, cost: CostCurve, horizon: int, table: SiblingTable | None = None) -> list[Claim]:

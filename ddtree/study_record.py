@@ -1,5 +1,7 @@
 """Record once: the autoregressive continuation of each prompt, and the drafter's table at every position of it.
 
+With a branch head, what it says of the table's first columns below each parent is kept too.
+
 Decoding is lossless and sampling keyed by position, so these two decide what a tree of any shape would have had
 accepted: `study_replay` needs no model. A table is what a real round sees that starts at that root, bit for bit: its
 context is the features of the committed rows, and a row's bits depend neither on its round nor on its batch.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from ddtree.errors import NumericsError, UsageError
 from ddtree.prompts import Prompt
 from ddtree.rounds import HostRounds
 from ddtree.study_recordings import (
+    CONDITIONAL,
     INDEX,
     KIND,
     SCHEMA,
@@ -112,6 +115,11 @@ def _header(engine: Engine, config: DecodeConfig, k: int) -> dict[str, Any]:
         )
     if not 1 <= k <= MAX_BUDGET:
         raise UsageError(f"k: expected 1 to {MAX_BUDGET} columns of a table, found {k}")
+    count, branch = engine.drafter.config.candidates, engine.drafter.config.branch
+    if k < count:
+        raise UsageError(
+            f"k: the drafter's branch head scores {count} columns, found {k}; record with --k {count}"
+        )
     ops, sampling = engine.ops, config.sampling
     return {
         "type": "header",
@@ -131,7 +139,7 @@ def _header(engine: Engine, config: DecodeConfig, k: int) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "seed": sampling.seed,
         "stop_token_ids": list(config.stop_token_ids),
-    }
+    } | ({"branch": asdict(branch)} if branch else {})
 
 
 def _lines_of(directory: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
@@ -185,6 +193,9 @@ def _record_one(
         "token_ids": np.array([table[0] for table in tables], np.int32).reshape(shape),
         "log_probs": np.array([table[1] for table in tables], np.float32).reshape(shape),
     }
+    if count := engine.drafter.config.candidates:
+        conditional = np.array([table[2] for table in tables], np.float32)
+        arrays[CONDITIONAL] = conditional.reshape(*shape[:2], count, count)
     about = about | {"prompt_tokens": len(prompt_ids), "num_tokens": len(tokens), "finish": finish}
     name = f"t{about['temperature']!r}_{sequence:04d}.kdtr"
     kdtr.save(directory / name, arrays, {"kind": KIND, "settings": header, "recording": about})
@@ -193,8 +204,9 @@ def _record_one(
 
 def _continue(
     engine: Engine, prompt_ids: np.ndarray, config: DecodeConfig, sequence: int, k: int
-) -> tuple[list[int], list[tuple[np.ndarray, np.ndarray]], str]:
+) -> tuple[list[int], list[tuple[np.ndarray, ...]], str]:
     """Tokens, the table at each of them that the context leaves room to draft after, and why decoding ended."""
+    draft = engine.draft_branches if engine.drafter.config.branch else engine.draft
     engine.reset(drafting=True)
     rounds = HostRounds(engine, config, sequence)
     wanted = min(config.max_new_tokens, engine.max_context - len(prompt_ids) + 1)
@@ -202,7 +214,7 @@ def _continue(
     tokens, tables = list(this.tokens), []
     while True:
         if engine.context_len < engine.max_context - 1:
-            tables.append(engine.draft(tokens[-1], k))
+            tables.append(draft(tokens[-1], k))
         if tokens[-1] in config.stop_token_ids:
             return tokens, tables, "stop"
         if len(tokens) == wanted:

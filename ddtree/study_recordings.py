@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,11 +20,13 @@ import numpy as np
 from ddtree import kdtr
 from ddtree.errors import UsageError
 from ddtree.metrics import in_loop
+from ddtree.shapes import is_conditional, table_for
 
 SCHEMA = 1
 KIND = "ddtree recordings"
 INDEX = "index.jsonl"
 ARRAYS = ("prompt_ids", "tokens", "token_ids", "log_probs")
+CONDITIONAL = "conditional"  # one more, of a drafter with a branch head
 
 Table = tuple[np.ndarray, np.ndarray]
 
@@ -35,7 +37,9 @@ class Recording:
 
     Root i is token i of the continuation: a round there finds `prompt_ids` and the tokens before it committed.
     `prompt_ids` i32[P], `tokens` i32[N]; `token_ids` i32[T, L, K] and `log_probs` f32[T, L, K] are the tables of roots
-    0..T - 1, T = N unless the context ran out. `header` is the index's; `sha256` that of the file.
+    0..T - 1, T = N unless the context ran out. `conditional` f32[T, L, C, C] is what the drafter's branch head says of
+    the first C columns below each parent (`Engine.draft_branches`), None without one. `header` is the index's;
+    `sha256` that of the file.
     """
 
     path: Path
@@ -50,6 +54,7 @@ class Recording:
     tokens: np.ndarray
     token_ids: np.ndarray
     log_probs: np.ndarray
+    conditional: np.ndarray | None = None
 
     def __reduce__(self) -> tuple:
         """Another process is told where the file is, and maps it itself, if it is the same file there."""
@@ -78,6 +83,11 @@ class Recording:
     def table(self, root: int, k: int | None = None) -> Table:
         """The drafter's table at a root, of its first k columns: what a round of that budget sees."""
         return self.token_ids[root, :, :k], self.log_probs[root, :, :k]
+
+    def table_for(self, build: Callable, root: int, budget: int) -> Table:
+        """What a shape's build function takes at a root; UsageError for a branch head's where there is none."""
+        conditional = None if self.conditional is None else self.conditional[root]
+        return table_for(build, self.table(root, None if is_conditional(build) else budget), conditional)
 
     def max_depth(self, root: int) -> int:
         """The deepest node that the horizon and the tokens still wanted leave a round at this root."""
@@ -124,10 +134,18 @@ def read_recording(path: Path, sha256: str) -> Recording:
         raise UsageError(
             f"{path}: expected tables [T, L, K] of {len(tokens)} tokens, found {token_ids.shape}"
         )
+    conditional = None
+    if CONDITIONAL in file:
+        conditional = file[CONDITIONAL]
+        count = min(conditional.shape[-1:] + token_ids.shape[2:])
+        if conditional.shape != (*token_ids.shape[:2], count, count):
+            raise UsageError(
+                f"{path}: expected {CONDITIONAL} [T, L, C, C] of tables {token_ids.shape}, found {conditional.shape}"
+            )
     try:
         about, header = file.meta["recording"], file.meta["settings"]
         names = ("prompt", "kind", "sequence", "temperature", "finish")
-        return Recording(path, sha256, *(about[name] for name in names), header, *arrays)
+        return Recording(path, sha256, *(about[name] for name in names), header, *arrays, conditional)
     except (KeyError, TypeError) as error:
         raise UsageError(f"{path}: its meta is not a recording's: {error!r}") from None
 

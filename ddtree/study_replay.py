@@ -11,12 +11,13 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddtree.errors import UsageError
-from ddtree.shapes import get_shape
+from ddtree.shapes import get_shape, is_conditional
 from ddtree.study_fast import accepted_length, best_first
 from ddtree.study_journal import Journal
 from ddtree.study_recordings import Recording
@@ -89,8 +90,9 @@ def _rounds(
         after, token = tokens[root + 1 :], int(tokens[root])
         max_depth = min(depth, recording.max_depth(root)) if budget else 0
         if max_depth:
-            table = recording.table(root, budget)
-            tree = build_for(after)(*table, budget, max_depth, root_token=token)
+            build = build_for(after)
+            table = recording.table_for(build, root, budget)
+            tree = build(*table, budget, max_depth, root_token=token)
             length = accepted_length(tree.parents, tree.token_ids, after)
         else:
             tree, length = DraftTree.root_only(token), 1
@@ -105,14 +107,19 @@ def check_settings(
     depths: Iterable[int],
     context: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise UsageError for an unknown shape, or a budget or depth that a recording's tables cannot decide."""
-    for shape in shapes:
-        builder_of(shape, context)
+    """Raise UsageError for an unknown shape, or a shape, budget or depth that a recording's tables cannot decide."""
+    builds = {shape: builder_of(shape, context)(np.zeros(1, np.int32)) for shape in shapes}
+    conditional = [shape for shape, build in builds.items() if is_conditional(build)]
     budgets, depths = list(budgets), list(depths)
     if min(budgets, default=0) < 0 or min(depths, default=0) < 0:
         raise UsageError("budget, depth: neither may be negative")
     for recording in recordings:
-        most = recording.most_budget
+        if conditional and recording.conditional is None:
+            raise UsageError(
+                f"shape: {conditional[0]} needs the scores of a branch head, and {recording.path.parent} has none; "
+                "record with a drafter that has one"
+            )
+        most = recording.most_budget if len(conditional) < len(builds) else None
         if most is not None and max(budgets, default=0) > most:
             raise UsageError(
                 f"budget: {recording.path.parent} holds the {most} likeliest tokens of each position, found budget "
@@ -161,8 +168,10 @@ def replay(
         found = journal.begin(keys) if journal else {}
         rows = [found.get(key) for key in keys]
         missing = [place for place, row in enumerate(rows) if row is None]
-        work = partial(count, context=context, known=known)
-        parts = spread(work, [cells[place] for place in missing], workers, scheduler)
+        sent = {shape: findable(shape, context) for shape in known}
+        work = partial(count, context=context, known={sent[shape]: known[shape] for shape in known})
+        left = [cells[place]._replace(shape=sent[cells[place].shape]) for place in missing]
+        parts = spread(work, left, workers, scheduler)
         with closing(parts):
             for places, counts in parts:
                 new = []
@@ -178,6 +187,19 @@ def replay(
         if journal:
             journal.finish(rows)
     return rows
+
+
+def findable(shape: str, context: Mapping[str, Any] | None = None) -> str:
+    """A shape's name, the file after its colon by its absolute path: a worker may stand in another folder."""
+    bare, _, value = shape.partition(":")
+    try:
+        if not Path(value or ".").is_file():
+            return shape
+        found = f"{bare}:{Path(value).absolute()}"
+        builder_of(found, context)
+    except (UsageError, OSError):  # a number, say, that also names a file
+        return shape
+    return found
 
 
 def spread(work: Work, cells: Sequence[Cell], workers: int, scheduler: str) -> Iterator[Part]:

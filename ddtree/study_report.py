@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree.errors import UsageError
+from ddtree.lab import counted
 from ddtree.study_cost import measured_cost
 from ddtree.study_recordings import Recording
 from ddtree.study_report_parts import Part
@@ -94,7 +95,7 @@ def write_report(
     lines = [
         "# Which draft tree pays",
         "",
-        f"{len(traces)} recordings, replayed. Acceptance counts the bonus token; its "
+        f"{counted(len(traces), 'recording')}, replayed. Acceptance counts the bonus token; its "
         "interval (95%) is over prompts, by bootstrap.",
         "",
     ]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from ddtree.lab import counted
 from ddtree.plots_draft import calibration_figure, sibling_figure
 from ddtree.plots_shapes import depth_curves, label_of_shape, shape_curves
 from ddtree.study_cost import CostCurve, measured_temperature
@@ -18,7 +20,7 @@ from ddtree.study_recordings import Recording
 from ddtree.study_report_scale import adaptive_lines
 from ddtree.study_report_text import interval, table_of
 from ddtree.study_rerun import recorded_rounds
-from ddtree.study_summary import NO, OPEN, YES, Summary, best_of
+from ddtree.study_summary import NO, OPEN, YES, Summary, best_of, peak_of
 
 CALIBRATED = 64  # nodes of the trees that the calibration looks at, or as many as the rows have
 DPI = 150
@@ -42,6 +44,9 @@ class Part:
     def deep(self) -> list[Summary]:
         """Those of the greatest depth."""
         return [each for each in self.summaries if each.depth == self.deepest]
+
+    def _deep_rows(self) -> list[Mapping[str, Any]]:
+        return [row for row in self.rows if row["depth"] == self.deepest]
 
     def lines(self, folder: Path, recordings: Sequence[Recording]) -> list[str]:
         """The part in Markdown; its figures are written into `folder`."""
@@ -93,6 +98,8 @@ class Part:
             verdict = words[each.exceeds(each.acceptance * alone / speed)]
             said = f"{winner} {speed:.0f} tokens/s, alone {alone:.0f}; times {interval(speed / alone, low, high)}"
             lines += ["", f"Here a draft {verdict}: {said}."]
+            peak = peak_of(self._deep_rows(), winner, self.cost)
+            lines += [f"Its fastest budget is {peak}."] if peak else []
         return lines
 
     def _equal_budget(self) -> list[str]:
@@ -133,19 +140,19 @@ class Part:
         """Siblings and calibration."""
         budget = min(max(each.budget for each in self.summaries), CALIBRATED)
         bins = calibration(recorded_rounds(recordings, "best_first", budget))
-        said = f"{int(table.reached[0])} chain rounds, {table.first_misses} first misses"
+        rounds = counted(int(table.reached[0]), "chain round")
+        said = f"{rounds}, {counted(table.first_misses, 'first miss', 'first misses')}"
         lines = [f"The drafter's table at the roots of {said}, and what followed a hit of each rank:", ""]
         lines += [*_siblings_table(table), ""]
         lines += self._figure(
             folder, "siblings", sibling_figure(table, f"Siblings, {self.name}: {said}"), "siblings"
         )
-        title = f"Calibration, {self.name}, best_first trees of {budget} nodes"
+        title = f"Calibration, {self.name}, best_first trees of {counted(budget, 'node')}"
         return lines + self._figure(folder, "calibration", calibration_figure(bins, title), title)
 
     def _published(self, table: SiblingTable | None) -> list[str]:
         """Published statements beside what we measure."""
-        deep = [row for row in self.rows if row["depth"] == self.deepest]
-        found = claims(deep, self.cost, self.deepest, table)
+        found = claims(self._deep_rows(), self.cost, self.deepest, table)
         cells = [(each.statement, each.published, each.measured, each.holds) for each in found]
         if not cells:
             return []
@@ -157,17 +164,19 @@ class Part:
 
 
 def _siblings_table(table: SiblingTable) -> list[str]:
-    shares, goes_on = table.share_of_misses(), table.continuation()
+    of_misses, of_children = table.interval_of_misses(), table.interval_of_continuation()
+    later = table.beyond.sum() / max(table.first_misses, 1)
     cells = []
-    for rank, (hits, share, child) in enumerate(zip(table.hits.sum(0), shares, goes_on, strict=True)):
-        of_misses = "the spine" if rank == 0 else f"{100 * share:.1f}%"
-        cells.append((rank, int(hits), of_misses, "-" if child != child else f"{100 * child:.1f}%"))
-    cells.append(
-        (
-            "later, or not in the table",
-            int(table.beyond.sum()),
-            f"{100 * table.beyond.sum() / max(table.first_misses, 1):.1f}%",
-            "-",
-        )
-    )
+    for rank, (hits, child) in enumerate(zip(table.hits.sum(0), table.continuation(), strict=True)):
+        caught = _percent(table.share_of_misses()[rank], of_misses, rank) if rank else "the spine"
+        cells.append((rank, int(hits), caught, _percent(child, of_children, rank)))
+    cells.append(("later, or not in the table", int(table.beyond.sum()), _percent(later, of_misses, -1), "-"))
     return table_of(("rank", "hits", "of first misses", "top-1 one deeper right"), cells)
+
+
+def _percent(share: float, ends: tuple[np.ndarray, np.ndarray], place: int) -> str:
+    """A share in percent with its interval over prompts, where there are both."""
+    low, high = (100 * end[place] for end in ends)
+    if share != share:
+        return "-"
+    return f"{100 * share:.1f}%" + ("" if low != low else f" ({low:.0f} to {high:.0f})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddtree.lab import counted
 from ddtree.plots_shapes import label_of_shape
 from ddtree.study_adaptive import adaptive_gain
 from ddtree.study_cost import CostCurve
@@ -115,7 +116,7 @@ def adaptive_lines(recordings: Sequence[Recording], cost: CostCurve) -> list[str
     ratio = interval(gain.ratio, gain.low, gain.high)
     return [
         f"`cost_aware` chooses {gain.nodes:.1f} nodes a round on this curve and makes {gain.adaptive:.0f} tokens/s, "
-        f"{ratio} times the best fixed budget's ({gain.budget} nodes, {gain.fixed:.0f}); a round costs what "
+        f"{ratio} times the best fixed budget's ({counted(gain.budget, 'node')}, {gain.fixed:.0f}); a round costs what "
         "its own size does here, and what its mean size does above.",
         "",
     ]

@@ -26,9 +26,19 @@ def recorded_rounds(recordings: Iterable[Recording], shape: str, budget: int) ->
                 "path": accepted_path(this.tree, this.tokens),
                 "bonus": int(this.tokens[-1]),
                 "tokens": this.tokens,
-                "table": recording.table(this.root) if recording.max_depth(this.root) else None,
+                **_tables(recording, this.root),
                 "seconds": {},
             }
+
+
+def _tables(recording: Recording, root: int) -> dict[str, Any]:
+    """The table at a root, and what a branch head says of it; None where nothing is drafted."""
+    drafted = recording.max_depth(root) > 0
+    scored = drafted and recording.conditional is not None
+    return {
+        "table": recording.table(root) if drafted else None,
+        "conditional": recording.conditional[root] if scored else None,
+    }
 
 
 def accepted_path(tree: DraftTree, tokens: np.ndarray) -> np.ndarray:

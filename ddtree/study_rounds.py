@@ -26,7 +26,8 @@ class Seen:
     """One round after the prefill: its tree, accepted rows (root first), and the tokens that really followed its root.
 
     `bonus` is the target's token after the path; `table` the drafter's (token_ids i32[L, K], log_probs f32[L, K]) or
-    None; `tokens` those the round committed, the bonus token included; `seconds` are by stage.
+    None; `tokens` those the round committed, the bonus token included; `seconds` are by stage; `conditional` is what a
+    branch head said of the table's columns below each parent, f32[L, P, P] or None.
     """
 
     index: int
@@ -37,6 +38,7 @@ class Seen:
     table: tuple[np.ndarray, np.ndarray] | None
     tokens: tuple[int, ...]
     seconds: dict[str, float]
+    conditional: np.ndarray | None = None
 
 
 def seen_rounds(rounds: Iterable[AnyRound]) -> list[Seen]:
@@ -76,13 +78,16 @@ def _field(this: AnyRound, name: str) -> Any:
 
 
 def _seen(this: AnyRound, continuation: np.ndarray) -> Seen:
-    tree, table = _field(this, "tree"), this.get("table") if isinstance(this, dict) else this.table
+    tree = _field(this, "tree")
+    table, conditional = (
+        this.get(name) if isinstance(this, dict) else getattr(this, name) for name in ("table", "conditional")
+    )
     if isinstance(tree, dict):
         tree = DraftTree.from_json(tree)
     if isinstance(table, dict):
-        log_probs = np.array(table["log_probs"], float)  # null, which stood for an infinity, becomes NaN
-        log_probs = np.where(np.isnan(log_probs), -np.inf, log_probs).astype(np.float32)
-        table = np.array(table["token_ids"], np.int32), log_probs
+        if "conditional" in table:
+            conditional = _log_probs(table["conditional"])
+        table = np.array(table["token_ids"], np.int32), _log_probs(table["log_probs"])
     path, tokens = np.asarray(_field(this, "path")), tuple(_field(this, "tokens"))
     return Seen(
         _field(this, "index"),
@@ -93,7 +98,14 @@ def _seen(this: AnyRound, continuation: np.ndarray) -> Seen:
         table,
         tokens,
         _field(this, "seconds"),
+        conditional,
     )
+
+
+def _log_probs(values: list) -> np.ndarray:
+    """f32 of a trace's lists, where null stood for what is not finite: -inf."""
+    numbers = np.array(values, float)  # null becomes NaN
+    return np.where(np.isnan(numbers), -np.inf, numbers).astype(np.float32)
 
 
 def with_tables(rounds: Iterable[AnyRound]) -> list[Seen]:

@@ -5,8 +5,9 @@ The gates are those of the decode's own forwards, so every tree met the roots an
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -21,7 +22,11 @@ from ddtree.metrics import in_loop
 from ddtree.prompts import Prompt
 from ddtree.study_analytic import expected_experts
 from ddtree.study_experts import effective_rows
+from ddtree.study_journal import Journal
 from ddtree.study_overlap import RELATIONS, RoundRouting, round_routing
+from ddtree.study_routing_rows import key_of
+from ddtree.study_rows import shape_sha256
+from ddtree.versions import package_version
 
 Gates = dict[int, np.ndarray]
 
@@ -74,45 +79,95 @@ def plan_trees(horizon: int, shapes: Sequence[str], budgets: Sequence[int]) -> l
     return list(dict.fromkeys(found))
 
 
-def record_routing(
+@dataclass(frozen=True)
+class Planned:
+    """One decode of a sweep: a prompt with its place and token ids, and the settings; `shape` also names a chain."""
+
+    prompt: Prompt
+    sequence: int
+    prompt_ids: Sequence[int]
+    shape: str
+    config: DecodeConfig
+
+    def told_by(self) -> dict[str, Any]:
+        """The columns of its rows that tell it from other decodes of the same model, code and backend."""
+        prompt, config = self.prompt, self.config
+        return {
+            **{"prompt": prompt.id, "kind": prompt.kind, "sequence": self.sequence},
+            **{"temperature": config.sampling.temperature, "shape": self.shape, "budget": config.budget},
+            "prompt_sha256": hashlib.sha256(prompt.text.encode()).hexdigest(),
+            **{name: getattr(config.sampling, name) for name in ("top_k", "top_p", "seed")},
+            "max_new_tokens": config.max_new_tokens,
+        }
+
+
+def plan_decodes(
     engine: Engine,
     prompts: Sequence[Prompt],
     trees: Sequence[tuple[str, int]],
     config: DecodeConfig,
     temperatures: Sequence[float] = (0.0,),
-    progress: Callable[[int], None] | None = None,
-    on_round: Callable[[Prompt, RoutedRound], None] | None = None,
-) -> list[dict[str, Any]]:
-    """A row for each prompt, temperature, tree (shape, budget) and MoE layer; `routing_row` says what it holds.
+) -> list[Planned]:
+    """The decodes of prompts by each temperature and tree (shape, budget), in that order; errors as `decode` has them.
 
-    `config` gives the tokens wanted, top-k, top-p, seed and stop tokens; a prompt's sequence index is its place in
-    `prompts`. `progress(total)` hears of each decode, `on_round` of each round with its gates. Raises UsageError as
-    `watched_gates` and `decode` do.
+    `config` gives the tokens wanted, top-k, top-p, seed and stop tokens; a prompt's sequence index is its place.
     """
-    encoded = [checked_prompt(engine, engine.bundle.encode(prompt.text)) for prompt in prompts]
     samplings = [replace(config.sampling, temperature=t) for t in dict.fromkeys(map(float, temperatures))]
-    plan = [
-        (sequence, sampling, tree)
-        for sequence in range(len(prompts))
-        for sampling, tree in product(samplings, trees)
-    ]
-    files = {f"{name}_sha256": value for name, value in engine.bundle.sha256().items()}
-    rows: list[dict[str, Any]] = []
-    for sequence, sampling, (shape, budget) in plan:
-        prompt, prompt_ids = prompts[sequence], encoded[sequence]
-        method, form = ("chain", "best_first") if shape == "chain" else ("tree", shape)
-        own = replace(config, method=method, shape=form, budget=budget, sampling=sampling)
-        routed = []
-        for this in routed_rounds(engine, prompt_ids, own, sequence):
-            routed.append(this)
-            if on_round and this.gates:
-                on_round(prompt, this)
-        about = {"prompt": prompt.id, "kind": prompt.kind, "sequence": sequence}
-        about |= {"temperature": sampling.temperature, "shape": shape, "budget": budget} | files
-        rows += _rows(engine, about, routed, prompt_ids)
-        if progress:
-            progress(len(plan))
+    plan = []
+    for sequence, prompt in enumerate(prompts):
+        prompt_ids = checked_prompt(engine, engine.bundle.encode(prompt.text))
+        for sampling, (shape, budget) in product(samplings, trees):
+            method, form = ("chain", "best_first") if shape == "chain" else ("tree", shape)
+            own = replace(config, method=method, shape=form, budget=budget, sampling=sampling)
+            plan.append(Planned(prompt, sequence, prompt_ids, shape, own))
+    return plan
+
+
+def record_routing(
+    engine: Engine,
+    plan: Sequence[Planned],
+    progress: Callable[[int], None] | None = None,
+    journal: Journal | None = None,
+) -> list[dict[str, Any]]:
+    """A row for each decode of the plan and MoE layer; `routing_row` says what it holds, KEY what it is told by.
+
+    `progress(total)` hears of each decode. A `journal` of ROUTED rows keeps those of finished decodes as they come,
+    gives those that it holds, and writes the whole file. Raises UsageError as `watched_gates`, `decode` and `Journal`.
+    """
+    config, ops, rows = engine.config, engine.ops, []
+    made_by = {f"{name}_sha256": value for name, value in engine.bundle.sha256().items()} | {
+        "backend": f"{ops.name} ({ops.device}), {ops.dtype_name}, route {ops.route}, gemm {ops.gemm}",
+        "version": package_version("ddtree"),
+    }
+    shapes = {shape: shape_sha256(shape) for shape in dict.fromkeys(each.shape for each in plan)}
+    heads = [each.told_by() | made_by | {"shape_sha256": shapes[each.shape]} for each in plan]
+    layers = [layer for layer in range(config.num_hidden_layers) if config.is_moe(layer)]
+    keys = [[key_of(head | {"layer": layer}) for layer in layers] for head in heads]
+    with journal or nullcontext():
+        found = journal.begin([key for mine in keys for key in mine]) if journal else {}
+        for each, head, mine in zip(plan, heads, keys, strict=True):
+            new = [found[key] for key in mine if key in found]
+            if not new or len(new) < len(mine):
+                routed = list(routed_rounds(engine, each.prompt_ids, each.config, each.sequence))
+                new = _rows(engine, head, routed, each.prompt_ids)
+                if journal:
+                    journal.add(new)
+            rows += new
+            if progress:
+                progress(len(plan))
+        if journal:
+            journal.finish(rows)
     return rows
+
+
+def first_verify(engine: Engine, plan: Sequence[Planned]) -> tuple[Planned, RoutedRound] | None:
+    """The first verify of the first decode that has one, without the rest of it; None where none has."""
+    for each in plan:
+        with closing(routed_rounds(engine, each.prompt_ids, each.config, each.sequence)) as rounds:
+            for this in rounds:
+                if this.gates:
+                    return each, this
+    return None
 
 
 def routed_rounds(
@@ -129,7 +184,7 @@ def routed_rounds(
 
 
 def _rows(
-    engine: Engine, about: Mapping[str, Any], routed: Sequence[RoutedRound], prompt_ids: Sequence[int]
+    engine: Engine, told_by: Mapping[str, Any], routed: Sequence[RoutedRound], prompt_ids: Sequence[int]
 ) -> list[dict[str, Any]]:
     """The rows of one decode, one a layer; a decode without a round after the prefill has none."""
     config, tokens = engine.config, [token for this in routed for token in this.round.tokens]
@@ -140,9 +195,9 @@ def _rows(
         for this in routed[1:]
     ]
     of = config.n_routed_experts, config.num_experts_per_tok
-    head = dict(about) | {"experts": of[0], "experts_per_token": of[1], "tokens": len(tokens)}
+    head = dict(told_by) | {"experts": of[0], "experts_per_token": of[1], "tokens": len(tokens)}
     return [
-        head | {"layer": layer} | routing_row(found, place, ~looping[roots], about["budget"], *of)
+        head | {"layer": layer} | routing_row(found, place, ~looping[roots], told_by["budget"], *of)
         for place, layer in enumerate(routed[-1].gates)
     ]
 

@@ -116,16 +116,6 @@ def place_of(verdict: Verdict) -> Place:
     return v.model, v.source, v.experts, v.context, v.batch, v.temperature
 
 
-def at_equal_budget(found: Iterable[Verdict], tree: str = TREE) -> list[tuple[Verdict, Verdict]]:
-    """(tree, chain) of the same place and budget; a chain has no more nodes than the drafter proposes."""
-    at = {(place_of(each), each.shape, each.budget): each for each in found}
-    return [
-        (each, at[place, CHAIN, budget])
-        for (place, shape, budget), each in at.items()
-        if shape == tree and (place, CHAIN, budget) in at
-    ]
-
-
 def at_own_best(found: Iterable[Verdict]) -> dict[Place, dict[str, Verdict]]:
     """By place, each shape's fastest verdict."""
     best: dict[Place, dict[str, Verdict]] = defaultdict(dict)

@@ -68,7 +68,7 @@ class TraceWriter:
         self._line(line | asdict(config))
 
     def round(self, this: Round, with_table: bool = False) -> None:
-        """Add one round; `with_table` stores the drafter's top-K table too."""
+        """Add one round; `with_table` stores the drafter's top-K table too, and what its branch head said of it."""
         line = {
             "type": "round",
             "index": this.index,
@@ -84,8 +84,9 @@ class TraceWriter:
         }
         if with_table and this.table is not None:
             token_ids, log_probs = this.table
-            finite = np.where(np.isfinite(log_probs), log_probs.astype(float), None)  # JSON has no infinities
-            line["table"] = {"token_ids": token_ids.tolist(), "log_probs": finite.tolist()}
+            line["table"] = {"token_ids": token_ids.tolist(), "log_probs": _finite(log_probs)}
+            if this.conditional is not None:
+                line["table"]["conditional"] = _finite(this.conditional)
         self._line(line)
 
     def _line(self, record: dict[str, Any]) -> None:
@@ -135,6 +136,11 @@ def read_trace(path: Path | str) -> tuple[dict[str, Any], list[TraceRun]]:
     if header is None:
         raise UsageError(f"{path}: expected a trace, found an empty file")
     return header, runs
+
+
+def _finite(log_probs: np.ndarray) -> list:
+    """Numbers as lists, None for what is not finite: JSON has no infinities."""
+    return np.where(np.isfinite(log_probs), log_probs.astype(float), None).tolist()
 
 
 def _parse(path: Path | str, number: int, text: str) -> dict[str, Any]:

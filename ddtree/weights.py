@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree.checkpoint_names import BRANCH_MAPS
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.kdtr import KdtrFile
 from ddtree.quantised import BLOCK, GROUP
@@ -94,8 +95,25 @@ class DrafterLayerWeights:
 
 
 @dataclass(frozen=True)
+class BranchWeights:
+    """A branch head: maps parent, gate, child [R, H], and f32 [V, R] in every mode what a token is worth to it.
+
+    `parent_table` = embedding @ parent.T and `child_table` = head @ child.T; `Drafter.fill_branch_tables` makes them.
+    """
+
+    parent: Any
+    gate: Any
+    child: Any
+    parent_table: Any
+    child_table: Any
+
+
+@dataclass(frozen=True)
 class DrafterWeights:
-    """The drafter: fc [H, features x H], its norms, layers, rotary tables. Embedding and head are the target's."""
+    """The drafter: fc [H, features x H], its norms, layers, rotary tables. Embedding and head are the target's.
+
+    `branch` is None without a branch head.
+    """
 
     fc: Any
     hidden_norm: Any
@@ -103,6 +121,7 @@ class DrafterWeights:
     norm: Any
     cos: Any
     sin: Any
+    branch: BranchWeights | None = None
 
 
 def load_target(
@@ -220,7 +239,15 @@ def load_drafter(
         read = reader(file, ops, upload)
         layers = [_drafter_layer(read, index) for index in range(config.num_hidden_layers)]
         norms = read.exact("hidden_norm.weight"), read.exact("norm.weight")
-        return DrafterWeights(read.matrix("fc.weight"), norms[0], layers, norms[1], *tables)
+        branch = _branch(read, config) if config.branch else None
+        return DrafterWeights(read.matrix("fc.weight"), norms[0], layers, norms[1], *tables, branch)
+
+
+def _branch(read: WeightReader, config: DrafterConfig) -> BranchWeights:
+    """The branch head's maps, and room for its tables."""
+    shape = config.vocab_size, config.branch.rank
+    maps = (read.matrix(f"branch.{name}.weight") for name in BRANCH_MAPS)
+    return BranchWeights(*maps, read.ops.empty_f32(shape), read.ops.empty_f32(shape))
 
 
 def _drafter_layer(read: WeightReader, index: int) -> DrafterLayerWeights:

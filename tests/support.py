@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import json
 import os
 import shutil
 import tempfile
@@ -14,7 +15,9 @@ from ddtree.batch import ForwardBatch, chain_batch
 from ddtree.bundle import DEFAULT_MODEL, open_bundle
 from ddtree.cache import LatentCache
 from ddtree.checkpoint import convert_to_kdtr
+from ddtree.checkpoint_names import BRANCH_MAPS
 from ddtree.decode import decode
+from ddtree.kdtr import save
 from ddtree.model import Model
 from ddtree.ops import get_ops
 from ddtree.tree import DraftTree
@@ -33,6 +36,28 @@ DTYPES = {"f32": np.float32, "f64": np.float64}
 def trained():
     """The bundle of the trained model that the project carries."""
     return open_bundle(DEFAULT_MODEL)
+
+
+@functools.cache
+def branched(rank=8, candidates=16):
+    """The trained model, its drafter with a branch head of random maps besides, made once a process."""
+    directory = Path(tempfile.mkdtemp(prefix="ddtree-tests-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    write_branch_head(trained().drafter, directory / "drafter_branch.kdtr", rank, candidates)
+    return open_bundle(DEFAULT_MODEL, directory / "drafter_branch.kdtr")
+
+
+def write_branch_head(drafter, path, rank, candidates=16):
+    """Write a drafter's file once more, with a branch head of random maps, f16, as `ddtree.train` exports one."""
+    rng, meta = np.random.default_rng(5), json.loads(json.dumps(dict(drafter.meta)))
+    hidden = meta["config"]["hidden_size"]
+    meta["config"]["dflash_config"]["branch"] = {"rank": rank, "candidates": candidates}
+    meta["shards"][0]["count"] += len(BRANCH_MAPS)
+    maps = (2 * rng.standard_normal((len(BRANCH_MAPS), rank, hidden)) * hidden**-0.5).astype(np.float16)
+    weights = {name: drafter[name] for name in drafter if name != "config.json"}
+    weights |= {f"branch.{name}.weight": each for name, each in zip(BRANCH_MAPS, maps, strict=True)}
+    text = np.frombuffer(json.dumps(meta["config"]).encode(), np.uint8)
+    save(path, weights | {"config.json": text}, meta)
 
 
 @functools.cache

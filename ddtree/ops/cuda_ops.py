@@ -22,6 +22,7 @@ from kernels_numba import (
     argmax,
     attention,
     block_attention,
+    branch_scores,
     compact,
     embed,
     experts,
@@ -33,6 +34,7 @@ from kernels_numba import (
     sample,
     topk,
     tree_build,
+    tree_build_branch,
 )
 
 
@@ -67,6 +69,8 @@ class CudaOps(CudaMemory):
 
     def head_linear(self, x: Any, weight: Any, out: Any) -> None:
         self._products.head_linear(x, weight, out, self.stream)
+
+    wide_linear = linear  # another backend has wider sums
 
     def rms_norm(self, x: Any, weight: Any, eps: float, out: Any) -> None:
         norm.rms_norm(x, weight, eps, out, self.stream)
@@ -169,6 +173,12 @@ class CudaOps(CudaMemory):
 
     def build_tree(self, *arguments: Any) -> None:
         tree_build.build_tree(*arguments, self.stream)
+
+    def branch_scores(self, *arguments: Any) -> None:
+        branch_scores.branch_scores(*arguments, self.stream)
+
+    def build_branch_tree(self, *arguments: Any) -> None:
+        tree_build_branch.build_branch_tree(*arguments, self.stream)
 
     def argmax_and_bad(self, logits: Any, tokens: Any, bad: Any) -> None:
         rows = logits.shape[0]

@@ -72,6 +72,10 @@ class DeviceMemory:
         """An uninitialised array, f32 unless `dtype` says otherwise."""
         return self.allocate(tuple(shape), np.dtype(dtype), what)
 
+    def empty_f32(self, shape: tuple[int, ...]) -> Any:
+        """An uninitialised f32 array, whatever the mode."""
+        return self.empty(shape)
+
     def empty_matrix(self, shape: tuple[int, ...]) -> Any:
         """An uninitialised array in the matmul format: f32, or bf16 bits."""
         return self.empty(shape, BITS if self.dtype_name == "bf16" else np.float32, "a weight")
@@ -137,15 +141,30 @@ class DeviceMemory:
     @staticmethod
     def check_sizes(config: ModelConfig, drafter: DrafterConfig | None, max_budget: int) -> None:
         """Raise UsageError unless the kernels can run a model of these configs with trees of `max_budget` nodes."""
-        from kernels_numba import accept, attention, block_attention, experts, gate, sample, topk, tree_build
+        from kernels_numba import (
+            accept,
+            attention,
+            block_attention,
+            branch_scores,
+            experts,
+            gate,
+            sample,
+            topk,
+        )
+        from kernels_numba.primitives_tree import MAX_BUDGET, MAX_DEPTHS
 
         limits = [
-            ("max_budget", max_budget, min(tree_build.MAX_BUDGET, accept.MAX_ROWS - 1, topk.MAX_K)),
+            ("max_budget", max_budget, min(MAX_BUDGET, accept.MAX_ROWS - 1, topk.MAX_K)),
             ("vocab_size", config.vocab_size, min(topk.MAX_VOCAB, sample.MAX_VOCAB)),
             ("n_routed_experts", config.n_routed_experts, gate.MAX_EXPERTS),
             ("experts a row", config.experts_a_row, experts.MAX_CHOSEN),
-            ("horizon", drafter.horizon if drafter else 0, tree_build.MAX_DEPTHS),
+            ("horizon", drafter.horizon if drafter else 0, MAX_DEPTHS),
         ]
+        if drafter and drafter.branch:
+            limits += [
+                ("the branch head's candidates", drafter.candidates, branch_scores.MAX_CANDIDATES),
+                ("the branch head's rank", drafter.branch.rank, branch_scores.MAX_RANK),
+            ]
         for name, value, most in limits:
             if value > most:
                 raise UsageError(f"{name}: the backend cuda takes at most {most}, found {value}")
@@ -159,14 +178,22 @@ class DeviceMemory:
                 raise UsageError(f"{name}: the backend cuda takes multiples of {of}, found {value}")
 
     def reserve(
-        self, config: ModelConfig, drafter: DrafterConfig | None, max_rows: int, capacity: int
+        self,
+        config: ModelConfig,
+        drafter: DrafterConfig | None,
+        max_rows: int,
+        capacity: int,
+        fp8: bool = True,
     ) -> None:
-        """Take the scratch of the largest calls at once; no later call takes any, or is refused with CapacityError."""
+        """Take the scratch of the largest calls at once; no later call takes any, or is refused with CapacityError.
+
+        `fp8` says whether `linear` may meet fp8 matrices (`ddtree.checkpoint_formats.holds_fp8`).
+        """
         from ddtree.ops.scratch import largest_scratch  # which loads the kernels
 
         cublas = self.gemm == "cublas"
         gemm = self.gemm if self.dtype_name == "bf16" else ""
-        for name, (count, dtype) in largest_scratch(config, drafter, max_rows, capacity, gemm).items():
+        for name, (count, dtype) in largest_scratch(config, drafter, max_rows, capacity, gemm, fp8).items():
             self.scratch(name, count, dtype)
         if cublas:
             self.scratch("gemm workspace", CUBLAS_WORKSPACE, np.uint8)

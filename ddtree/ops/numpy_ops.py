@@ -13,6 +13,7 @@ from ddtree.quantised import MATRIX_TYPES, QuantisedMatrix, arrays_of
 from ddtree.reference.accept import accept, compact
 from ddtree.reference.attention import attention
 from ddtree.reference.block_attention import block_attention
+from ddtree.reference.branch_scores import branch_scores
 from ddtree.reference.experts import experts
 from ddtree.reference.gate import GateRule, gate_device, gate_host
 from ddtree.reference.linear import embed, head_linear, linear
@@ -20,11 +21,19 @@ from ddtree.reference.pointwise import add_norm, copy_columns, rms_norm, swiglu
 from ddtree.reference.position import append_latent, append_rows, rope, split_query
 from ddtree.reference.sample import sample
 from ddtree.reference.topk import argmax, row_is_bad, topk_log_softmax
-from ddtree.reference.tree_build import build_tree
+from ddtree.reference.tree_build import build_branch_tree, build_tree
 from ddtree.weights_pieces import convert
 
 DTYPES = {"f32": np.float32, "f64": np.float64}
 GATES = {"device": gate_device, "host": gate_host}
+
+
+def wide_linear(x: np.ndarray, weight: np.ndarray | QuantisedMatrix, out: np.ndarray) -> None:
+    """out f32 = x @ weight.T as `reference.linear` has it, with sums in f64 that are rounded once."""
+    plain = isinstance(weight, np.ndarray)
+    sums = np.empty(out.shape)
+    linear(x.astype(np.float64), weight.astype(np.float64) if plain else weight, sums)
+    np.copyto(out, sums, casting="same_kind")
 
 
 class NumpyOps:
@@ -44,6 +53,7 @@ class NumpyOps:
     embed = staticmethod(embed)
     linear = staticmethod(linear)
     head_linear = staticmethod(head_linear)
+    wide_linear = staticmethod(wide_linear)
     rms_norm = staticmethod(rms_norm)
     add_norm = staticmethod(add_norm)
     swiglu = staticmethod(swiglu)
@@ -59,7 +69,9 @@ class NumpyOps:
     argmax = staticmethod(argmax)
     row_is_bad = staticmethod(row_is_bad)
     sample = staticmethod(sample)
+    branch_scores = staticmethod(branch_scores)
     build_tree = staticmethod(build_tree)
+    build_branch_tree = staticmethod(build_branch_tree)
     accept = staticmethod(accept)
     compact = staticmethod(compact)
 
@@ -92,6 +104,11 @@ class NumpyOps:
     def empty_quantised(shape: tuple[int, ...], stored: str) -> QuantisedMatrix:
         """An uninitialised fp8 or int4 matrix [.., N, K]."""
         return MATRIX_TYPES[stored](*(np.empty(size, dtype) for size, dtype in arrays_of(shape, stored)))
+
+    @staticmethod
+    def empty_f32(shape: tuple[int, ...]) -> np.ndarray:
+        """An uninitialised f32 array, whatever the backend's dtype."""
+        return np.empty(shape, np.float32)
 
     def put(self, array: np.ndarray) -> np.ndarray:
         """A contiguous copy of a weight in the backend's dtype."""

@@ -13,12 +13,17 @@ Sizes = dict[str, tuple[int, Any]]
 
 
 def largest_scratch(
-    config: ModelConfig, drafter: DrafterConfig | None, max_rows: int, capacity: int, gemm: str = ""
+    config: ModelConfig,
+    drafter: DrafterConfig | None,
+    max_rows: int,
+    capacity: int,
+    gemm: str = "",
+    fp8: bool = True,
 ) -> Sizes:
     """Elements and dtype of each scratch, by name, for `max_rows` rows over caches of `capacity` rows.
 
-    `gemm` is what multiplies bf16 weights, "cublas" or "invariant", which take scratch for that, as do fp8 matrices of
-    layers, which either may have; empty with f32 ones.
+    `gemm` is what multiplies bf16 weights, "cublas" or "invariant", which take scratch for that; empty with f32 ones.
+    Beside either, fp8 matrices of layers take some, if there may be any (`fp8`).
     """
     sizes = _target(config, max_rows, capacity)
     if drafter is not None:
@@ -31,11 +36,12 @@ def largest_scratch(
     if gemm:
         products = _target_products(config, max_rows)
         layers = [shape for _, heads, *shape in products if heads == 1 and shape[0] != config.vocab_size]
-        fp8 = max(linear_fp8.linear_fp8_scratch(max_rows, *shape) for shape in layers)
+        quantised = max(linear_fp8.linear_fp8_scratch(max_rows, *shape) for shape in layers) if fp8 else 0
         if drafter is not None:
             products += _drafter_products(config, drafter, max_rows)
         plain = max(linear.linear_scratch(*shape) for shape in products) if gemm == "invariant" else 0
-        sizes["linear"] = max(plain, fp8), np.float32
+        if count := max(plain, quantised):
+            sizes["linear"] = count, np.float32
     return sizes
 
 
@@ -107,4 +113,7 @@ def _drafter_products(
     found = [(max_rows, 1, hidden, len(d.target_layer_ids) * config.hidden_size), (max_rows, 1, keys, hidden)]
     pairs = [(queries, hidden), (keys, hidden), (hidden, queries), (d.vocab_size, hidden)]
     pairs += [(d.intermediate_size, hidden), (hidden, d.intermediate_size)]
+    if d.branch:
+        pairs.append((d.branch.rank, hidden))
+        found.append((max_rows, 1, d.branch.rank, hidden))  # of its tables
     return found + [(d.block_size, 1, *pair) for pair in pairs]

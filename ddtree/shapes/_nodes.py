@@ -26,14 +26,18 @@ def path_sum(weight, level, rank):
     return weight
 
 
-def tree_of(token_ids, paths, parents, weights, root_token):
-    """Return the DraftTree of nodes given as rank tuples, parents' rows and path sums, in the builder's order."""
+def tree_of(token_ids, paths, parents, weights, root_token, candidates=None):
+    """Return the DraftTree of nodes given as rank tuples, parents' rows and path sums, in the builder's order.
+
+    `candidates` are the nodes' columns of token_ids where those are not the last ranks of their paths.
+    """
     depths = np.zeros(len(paths) + 1, np.int32)
     depths[1:] = [len(path) for path in paths]
     tokens = np.empty(len(paths) + 1, np.int32)
     tokens[0] = root_token
     if paths:
-        tokens[1:] = token_ids[depths[1:] - 1, [path[-1] for path in paths]]
+        columns = [path[-1] for path in paths] if candidates is None else candidates
+        tokens[1:] = token_ids[depths[1:] - 1, columns]
     return DraftTree(
         tokens, np.array([-1, *parents], np.int32), depths, np.array([0.0, *weights], np.float64)
     )

@@ -48,6 +48,25 @@ def get_shape(name, **context):
     return getattr(found, "build", found)
 
 
+def is_conditional(build):
+    """Return whether a build function takes log_probs [L, P, P], a candidate's below each parent."""
+    return bool(getattr(build, "conditional", False))
+
+
+def table_for(build, table, conditional=None):
+    """Return the (token_ids, log_probs) that a build function takes, of a table [L, K] and f32 [L, P, P] or None.
+
+    Raises UsageError where it takes the latter and there is none.
+    """
+    if not is_conditional(build):
+        return table
+    if conditional is None:
+        raise UsageError(
+            "shape: it reads a branch head's scores, and there are none: decode or record with a drafter that has one"
+        )
+    return table[0][:, : conditional.shape[-1]], conditional
+
+
 class _Shapes(Mapping):
     """Every shape's name and line of description; packages are asked anew each time."""
 

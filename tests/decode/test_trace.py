@@ -6,12 +6,15 @@ import json
 import numpy as np
 import pytest
 from compare_arrays import assert_same_bits
-from support import assert_one_line, run
+from support import assert_one_line, branched, run
 
 from ddtree.bundle import DEFAULT_MODEL
 from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.decode import STAGES
+from ddtree.engine import Engine
 from ddtree.errors import DdtreeError, UsageError
+from ddtree.study_budgets import mean_budget_curve
+from ddtree.study_rounds import seen_rounds
 from ddtree.trace import SCHEMA, read_trace, write_trace
 
 TREE = DecodeConfig("tree", 16, 20, SamplingConfig(0.7, 40, 0.9, seed=2**64 - 1), stop_token_ids=(0, 2))
@@ -111,6 +114,31 @@ def test_log_probs_that_are_not_finite_become_null_and_tables_are_left_out_unles
     with_table, without = read_trace(path)[1][0].rounds
     assert [row[-1] for row in with_table["table"]["log_probs"][:2]] == [None, None]
     assert "table" not in without
+
+
+def test_what_a_branch_head_said_is_read_back(tmp_path, check):
+    """And a study of the trace builds the round's own tree of it, though one number in it is not finite."""
+    engine = Engine(branched(), max_budget=16)
+    config = DecodeConfig("tree", 16, 12, shape="branch_aware")
+    rounds = run(engine, check["prompts"][0][:30], config)
+    rounds[1].conditional[0, 0, 15] = -np.inf
+    path = tmp_path / "run.jsonl"
+    with write_trace(path, engine) as writer:
+        writer.run("a", [1], config, 0)
+        for this in rounds:
+            writer.round(this, with_table=True)
+    (only,) = read_trace(path)[1]
+    assert only.settings["shape"] == "branch_aware"
+    assert only.rounds[1]["table"]["conditional"][0][0][15] is None
+    for seen, live, this in zip(seen_rounds(only.rounds), seen_rounds(rounds), rounds[1:], strict=True):
+        assert live.conditional is this.conditional and (this.conditional is None) == (this.table is None)
+        if this.table is not None:  # the last round may want one token alone
+            assert_same_bits(seen.conditional, this.conditional, "from the trace")
+    curves = [mean_budget_curve(each, [0, 4, 16], "branch_aware") for each in (only.rounds, rounds)]
+    assert np.array_equal(curves[0].expected, curves[1].expected) and curves[0].exact.all()
+    plain = run(engine, check["prompts"][0][:30], DecodeConfig("tree", 16, 12))
+    with pytest.raises(UsageError, match="a branch head's scores, and there are none"):
+        mean_budget_curve(plain, [4], "branch_aware")
 
 
 HEADER = json.dumps({"type": "header", "schema": 1})

@@ -51,6 +51,11 @@ DRAFTER = {
 }
 
 
+# The same with a branch head, whose maps are drawn last: the rest has the bits of a drafter without one.
+BRANCHED = DRAFTER | {
+    "dflash_config": DRAFTER["dflash_config"] | {"branch": {"rank": 4, "candidates": 16}},
+}
+
 # One MoE layer of one head, and a block of 3: what the simulator decodes in seconds.
 NANO_TARGET = TARGET | {
     "hidden_size": 16,

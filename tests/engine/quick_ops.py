@@ -14,7 +14,7 @@ from ddtree.reference.gate import gate_device
 TWINS = (
     *("embed", "linear", "head_linear", "rms_norm", "add_norm", "swiglu", "copy_columns", "rope"),
     *("split_query", "append_latent", "append_rows", "attention", "block_attention", "experts"),
-    "topk_log_softmax",
+    *("topk_log_softmax", "wide_linear", "branch_scores"),
 )
 
 
@@ -50,6 +50,11 @@ class QuickOps(CudaOps):
         table = host(token_ids), host(log_probs)
         num_nodes[0] = NumpyOps.build_tree(*table, budget, int(host(max_depth)[0]), *arrays)
 
+    def build_branch_tree(self, token_ids, places, log_probs, budget, max_depth, *out):
+        *arrays, num_nodes = map(host, out)
+        table = map(host, (token_ids, places, log_probs))
+        num_nodes[0] = NumpyOps.build_branch_tree(*table, budget, int(host(max_depth)[0]), *arrays)
+
     def accept(self, parents, token_ids, target_tokens, num_nodes, path, result):
         rows = map(host, (parents, token_ids, target_tokens))
         host(result)[:] = NumpyOps.accept(*rows, int(host(num_nodes)[0]), host(path))
@@ -78,7 +83,8 @@ for _name in TWINS:
 
 LAUNCHES = (
     *TWINS,
-    *("gate", "argmax_and_bad", "row_is_bad", "sample", "build_tree", "accept", "compact", "settle"),
+    *("gate", "argmax_and_bad", "row_is_bad", "sample", "build_tree", "build_branch_tree"),
+    *("accept", "compact", "settle"),
     *("finish_chunk", "advance", "next_positions", "stamp"),
 )
 

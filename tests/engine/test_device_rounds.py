@@ -39,9 +39,11 @@ def open_engine(dtype="f32", **options):
     return Engine(trained(), backend="cuda", dtype=dtype, **{"max_budget": 512, "max_context": 400} | options)
 
 
-def walk(engine, prompt_ids, method="tree", budget=16, count=32, sampling="greedy", sequence=0):
+def walk(
+    engine, prompt_ids, method="tree", budget=16, count=32, sampling="greedy", sequence=0, shape="best_first"
+):
     """Rounds, tokens, and the bytes of the logits behind each token by position."""
-    config = DecodeConfig(method, budget, count, SAMPLINGS[sampling])
+    config = DecodeConfig(method, budget, count, SAMPLINGS[sampling], shape=shape)
     rounds, tokens, logits = [], [], {}
     for this in decode(engine, list(prompt_ids), config, sequence):
         found = round_logits(engine, this)

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from engine.micro import write_micro_bundle
-from support import trained
+from engine.micro import BRANCHED, DRAFTER, TARGET, write_micro_bundle
+from support import branched, trained
 
 from ddtree import cli
 from ddtree.bundle import open_bundle
@@ -32,9 +32,10 @@ def micro(tmp_path):
     return open_bundle(write_micro_bundle(tmp_path))
 
 
-@pytest.mark.parametrize("drafter", [True, False])
+@pytest.mark.parametrize("drafter", ["plain", "branched", None])
 def test_an_engine_on_numpy_holds_what_was_foretold(drafter):
-    bundle = trained() if drafter else open_bundle(trained().target.path)
+    bundles = {"plain": trained, "branched": branched, None: lambda: open_bundle(trained().target.path)}
+    bundle = bundles[drafter]()
     engine = Engine(bundle, max_budget=7, max_context=100, prefill_chunk=5)
     areas = plan_memory(bundle, EngineSizes(7, 100, 5)).areas
     wanted = ON_HOST if drafter else ON_HOST[:3]
@@ -45,9 +46,11 @@ def test_an_engine_on_numpy_holds_what_was_foretold(drafter):
 @pytest.mark.simulator
 @pytest.mark.parametrize("gemm", ["invariant", "cublas"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_an_engine_on_cuda_allocates_what_was_foretold(micro, dtype, gemm, monkeypatch):
+@pytest.mark.parametrize("drafter", [DRAFTER, BRANCHED], ids=["plain", "branched"])
+def test_an_engine_on_cuda_allocates_what_was_foretold(tmp_path, drafter, dtype, gemm, monkeypatch):
     from numba import cuda
 
+    micro = open_bundle(write_micro_bundle(tmp_path, 0, TARGET, drafter))
     allocated, device_array = [], cuda.device_array
 
     def counting(shape, dtype):
@@ -96,6 +99,18 @@ def test_half_the_bytes_in_bf16_and_none_read(micro, monkeypatch):
         ("model buffers", "logits"),
     ):
         assert f32[area][group] == bf16[area][group] > 0
+
+
+def test_a_branch_head_is_counted(tmp_path):
+    micro = open_bundle(write_micro_bundle(tmp_path, 0, TARGET, BRANCHED))
+    f32, bf16 = (plan_memory(micro, SIZES, dtype).areas for dtype in ("f32", "bf16"))
+    for areas, size in ((f32, 4), (bf16, 2)):
+        weights, state = areas["drafter weights"], areas["round state"]
+        assert weights["branch tables"] == 2 * 64 * 4 * 4, "two of vocabulary x rank, f32 in every mode"
+        assert weights["branch head"] == 3 * 4 * 32 * size
+        assert areas["drafter buffers"]["gated"] == 3 * 4 * 4
+        assert state["branch_places"] == state["branch_log_probs"] == 3 * 16 * 16 * 4
+        assert state["table_ids"] == 3 * 16 * 4, "the table has the head's columns at a budget of 5"
 
 
 def test_too_little_memory_is_refused_in_one_line(micro):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine.micro import write_micro_bundle
+from engine.micro import BRANCHED, TARGET, write_micro_bundle
 from engine.quick_ops import QuickOps, Replays, host
 
 from ddtree.bundle import open_bundle
@@ -20,6 +20,7 @@ from ddtree.tree import DTYPES
 pytestmark = pytest.mark.simulator
 SIZES = {"max_budget": 9, "max_context": 24}
 CHUNK = 4
+BRANCH_AWARE = "branch_aware"
 SAMPLINGS = (
     SamplingConfig(),
     SamplingConfig(0.8, 20, 0.95, 3),
@@ -41,8 +42,8 @@ class Eager:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    """(the NumPy backend's, the device's) on random weights whose drafter is right now and then."""
-    bundle = open_bundle(write_micro_bundle(tmp_path_factory.mktemp("micro"), 167))
+    """(the NumPy backend's, the device's) on random weights: a drafter with a branch head, right now and then."""
+    bundle = open_bundle(write_micro_bundle(tmp_path_factory.mktemp("micro"), 167, TARGET, BRANCHED))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ddtree.engine.get_ops", lambda backend, *settings: QuickOps(*settings))
         device = Engine(bundle, backend="cuda", prefill_chunk=CHUNK, **SIZES)
@@ -91,12 +92,19 @@ def draw(rng, method):
     stop = tuple(rng.integers(64, size=rng.integers(12)).tolist())
     return (
         rng.integers(64, size=length).tolist(),
-        DecodeConfig(method, budget, wanted, sampling, stop),
+        config_of(method, budget, wanted, sampling, stop),
         int(rng.choice([0, 2**32 - 1])),
     )
 
 
-@pytest.mark.parametrize("method", ["ar", "chain", "tree"])
+def config_of(method, *settings):
+    """A decode's settings; the shape branch_aware counts as a method here."""
+    if method == BRANCH_AWARE:
+        return DecodeConfig("tree", *settings, shape=BRANCH_AWARE)
+    return DecodeConfig(method, *settings)
+
+
+@pytest.mark.parametrize("method", ["ar", "chain", "tree", BRANCH_AWARE])
 def test_decodes_after_one_another_are_the_hosts(engines, method):
     theirs, device = engines
     rng, accepted = np.random.default_rng(23), 0
@@ -111,9 +119,21 @@ def test_decodes_after_one_another_are_the_hosts(engines, method):
         accepted += sum(len(this.path) > 1 for this in want)
     assert accepted or method == "ar"
     for sampling in (SAMPLINGS[0], SAMPLINGS[-1]) * 2:  # one budget, chosen otherwise
-        request = [60, 7, 7], DecodeConfig(method, 5, 12, sampling), 0
+        request = [60, 7, 7], config_of(method, 5, 12, sampling), 0
         assert_same_rounds(run(device, *request), list(decode(theirs, *request)), f"{sampling}")
     assert device.runner.stale == []
+
+
+def test_shapes_in_turn_on_one_engine(engines):
+    """Of one budget, so that nothing but the shape tells one round's launches from another's."""
+    theirs, device = engines
+    trees = {}
+    for method in ("tree", BRANCH_AWARE, "chain", BRANCH_AWARE, "tree"):
+        request = [52, 41, 58], config_of(method, 3, 12, SAMPLINGS[0]), 0
+        want = list(decode(theirs, *request))
+        assert_same_rounds(run(device, *request), want, method)
+        trees[method] = [this.tree.token_ids.tolist() for this in want]
+    assert trees["tree"] != trees[BRANCH_AWARE] and device.runner.stale == []
 
 
 def test_the_drafter_learns_every_row_of_a_full_path(engines):
@@ -154,7 +174,7 @@ def test_a_shape_that_the_device_lacks_leaves_a_running_decode_alone(engines):
     device = engines[1]
     running = decode(device, [5, 17, 40], DecodeConfig("tree", 5, 5))
     first = next(running)
-    with pytest.raises(UsageError, match="builds best_first alone, found 'chain'"):
+    with pytest.raises(UsageError, match="builds best_first and branch_aware alone, found 'chain'"):
         decode(device, [5], DecodeConfig("tree", 5, 5, shape="chain"))
     assert len([first, *running]) > 1
 

@@ -37,6 +37,11 @@ def test_numbers_stand_to_the_right() -> None:
     assert lab.text_table(("share",), [("12%",), ("-",)]) == "share\n  12%\n    -"
 
 
+def test_a_number_with_its_noun() -> None:
+    assert [lab.counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
+    assert [lab.counted(number, "miss", "misses") for number in (1, 3)] == ["1 miss", "3 misses"]
+
+
 DOCUMENTS = ("kernels", "decode", "decode_random-4.8b", "layers", "layers_bf16", "layers_random-4.8b")
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import trained
+from support import branched, trained
 
 from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
+from ddtree.errors import UsageError
 from ddtree.lab_shapes import (
     Root,
     claim_table,
@@ -35,6 +36,20 @@ from ddtree.study_scale import verdicts
 from ddtree.study_summary import Summary
 
 MOST = 24
+
+
+def test_roots_know_what_a_branch_head_said(tmp_path):
+    engine = Engine(branched(), max_budget=1)
+    (recording,) = record(engine, load_prompts()[:1], tmp_path, DecodeConfig(max_new_tokens=24), k=MOST)
+    roots = roots_of(recording)
+    replayed = [this for this in replay_rounds(recording, "branch_aware", MOST, 7) if this.root < len(roots)]
+    for this in replayed:
+        assert roots[this.root].tree(MOST, 7, "branch_aware").to_json() == this.tree.to_json()
+    assert len(replayed) > 1
+    plain = replace(roots[0], conditional=None)
+    assert plain.tree(MOST, 15).num_nodes == MOST
+    with pytest.raises(UsageError, match="a branch head's scores, and there are none"):
+        plain.tree(MOST, 15, "branch_aware")
 
 
 @pytest.fixture(scope="module")

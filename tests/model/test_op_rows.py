@@ -46,12 +46,12 @@ def embed(rng, dtype):
     return run
 
 
-def linear(rng, dtype):
+def linear(rng, dtype, name="linear"):
     x, weight = hard(rng, dtype, 129), rng.standard_normal((67, 129)).astype(dtype)
 
     def run(rows):
         out = nan(dtype, len(rows), 67)
-        OPS.linear(x[rows], weight, out)
+        getattr(OPS, name)(x[rows], weight, out)
         return [out]
 
     return run
@@ -255,6 +255,7 @@ CASES = {
     "embed": embed,
     "linear": linear,
     "head_linear": head_linear,
+    "wide_linear": lambda rng, dtype: linear(rng, np.float32, "wide_linear"),
     "rms_norm": rms_norm,
     "add_norm": add_norm,
     "swiglu": elementwise("swiglu"),
@@ -275,12 +276,14 @@ CASES |= {
     for method in GATE_RULES
     for route in (gate_device, gate_host)
 }
-NOT_BY_ROW = {"accept", "build_tree", "compact", "block_attention"}  # of a tree, a cache, or one whole block
+# Of a tree, of a table or a block as a whole, or of a cache.
+NOT_BY_ROW = {"accept", "branch_scores", "build_branch_tree", "build_tree", "compact", "block_attention"}
+MEMORY = {"integers", "empty_f32", "empty_quantised", "repeat"}
 
 
 def test_every_operation_has_a_case():
     static = {name for name, value in vars(type(OPS)).items() if isinstance(value, staticmethod)}
-    offered = static - {"gate_rule", "integers", "check_sizes", "multiplies", "empty_quantised", "repeat"}
+    offered = static - MEMORY - {"gate_rule", "check_sizes", "multiplies"}
     assert offered - NOT_BY_ROW == set(name for name in CASES if not name.startswith("gate_"))
 
 

@@ -1,6 +1,7 @@
 """Every figure: units on its axes, the acceptance convention where it counts tokens, text whole and apart."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,8 +41,11 @@ def bins(log=True):
 
 
 def siblings(depths=15):
-    hits = np.tile([60, 20, 8, 3], (depths, 1)) // np.arange(1, depths + 1)[:, None]
-    return SiblingTable(hits, hits[:, 0] // 9, hits // 2, hits // 3)
+    """Of two prompts, whose top-1 after a hit is right in a third of the cases, and in one of all."""
+    hits = np.tile([30, 10, 4, 2], (depths, 1)) // np.arange(1, depths + 1)[:, None]
+    decodes = tuple(SiblingTable(hits, hits[:, 0] // 9, hits // 2, right) for right in (hits // 6, hits // 2))
+    names = ("hits", "beyond", "followed", "child_right")
+    return SiblingTable(*(sum(getattr(each, name) for each in decodes) for name in names), decodes)
 
 
 def cost():
@@ -187,3 +191,20 @@ def test_what_was_not_measured_is_left_out():
     left, right = figure.axes
     assert [len(line.get_xdata()) for line in left.get_lines() if line.get_marker() == "o"] == [2]
     assert [len(line.get_xdata()) for line in right.get_lines()] == [1]
+
+
+def test_bars_of_siblings_are_intervals_over_prompts():
+    """Either prompt may be drawn twice; a single prompt has none."""
+    table = siblings()
+    alone = plots.sibling_figure(replace(table, decodes=table.decodes[:1]))
+    assert all(len(bar) == 0 for bar in bars_of(alone))
+    low, high = table.interval_of_children()
+    bars = np.array(bars_of(plots.sibling_figure(table)))[..., 1]
+    assert bars == pytest.approx(np.array([low[: len(bars), 0], high[: len(bars), 0]]).T)
+    assert bars[0] == pytest.approx([5 / 15, 1])
+
+
+def bars_of(figure):
+    """The error bars of the children of the spine, by depth."""
+    (spine, *_) = figure.axes[1].containers
+    return spine.lines[2][0].get_segments()

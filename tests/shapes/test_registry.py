@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from shapes.alike import alike_below_every_parent
 
 from ddtree.errors import UsageError
 from ddtree.shapes import CONTEXT, SHAPES, get_shape
@@ -11,7 +12,7 @@ from ddtree.study_budgets import budget_curve
 from ddtree.tree import DraftTree
 
 TABLE = np.array([[4, 5]], np.int32), np.array([[-0.5, -1.0]], np.float32)
-OURS = ["beam", "best_first", "chain", "cost_aware", "fixed", "oracle", "spine_first"]
+OURS = ["beam", "best_first", "branch_aware", "chain", "cost_aware", "fixed", "oracle", "spine_first"]
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_a_name_that_two_packages_offer_is_refused(package):
 
 @pytest.mark.parametrize("name", ["star", "", ":", "_nodes", None, 3])
 def test_an_unknown_name_is_told_the_known_ones(name):
-    with pytest.raises(UsageError, match="shape: expected one of beam, best_first, chain"):
+    with pytest.raises(UsageError, match="shape: expected one of beam, best_first, branch_aware, chain"):
         get_shape(name)
 
 
@@ -110,7 +111,8 @@ def test_context_is_offered_to_all_and_typing_errors_are_refused():
     context = {"continuation": [4], "cost": float, "template": [[0]], "width": 1, "children": 1}
     assert set(context) == set(CONTEXT)
     for name in OURS:
-        assert get_shape(name, **context)(*TABLE, 1, 1, root_token=9).num_nodes <= 1
+        build = alike_below_every_parent(get_shape(name, **context))
+        assert build(*TABLE, 1, 1, root_token=9).num_nodes <= 1
     with pytest.raises(UsageError, match="cost_aware knows no cots; expected continuation, cost, "):
         get_shape("cost_aware", cots=float)
     for name, lack in {"oracle": "continuation", "fixed": "template"}.items():

@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from support import trained
+from support import branched, trained
 
 from ddtree import cli
 from ddtree.config import DecodeConfig, SamplingConfig
@@ -23,9 +23,26 @@ def engine():
 
 
 @pytest.fixture(scope="session")
+def branch_engine():
+    """The same with a random branch head."""
+    return Engine(branched(), max_budget=64)
+
+
+@pytest.fixture(scope="session")
 def recorded(engine, tmp_path_factory):
     """The folder, its recordings, and the prompts and settings they were made of."""
-    directory, prompts = tmp_path_factory.mktemp("recorded"), load_prompts()[:3]
+    return recorded_by(engine, tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="session")
+def branch_recorded(branch_engine, tmp_path_factory):
+    """The same, with what the branch head says."""
+    return recorded_by(branch_engine, tmp_path_factory.mktemp("branch_recorded"))
+
+
+def recorded_by(engine, directory):
+    """Three prompts at two temperatures, recorded by an engine into a folder."""
+    prompts = load_prompts()[:3]
     recordings = record(engine, prompts, directory, CONFIG, TEMPERATURES)
     return SimpleNamespace(directory=directory, recordings=recordings, prompts=prompts, config=CONFIG)
 

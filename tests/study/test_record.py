@@ -10,9 +10,10 @@ from support import assert_one_line, run, tokens_of
 
 from ddtree.bundle import DATA
 from ddtree.errors import UsageError
+from ddtree.kdtr import KdtrFile, save
 from ddtree.prompts import Prompt
 from ddtree.study_record import open_recordings, record
-from ddtree.study_recordings import INDEX, sha256_of
+from ddtree.study_recordings import INDEX, read_recording, sha256_of
 
 
 def own_config(recorded, recording, method, budget):
@@ -60,6 +61,51 @@ def test_what_is_recorded_is_read_back(recorded):
             assert_same_bits(getattr(mine, name), getattr(theirs, name), name)
     assert set(header["model_sha256"]) == {"target", "drafter"} and header["packages"]["numpy"]
     assert (header["k"], header["max_new_tokens"], header["seed"], header["top_p"]) == (64, 24, 7, 0.95)
+
+
+def test_a_branch_head_is_recorded_as_a_round_hears_it(branch_engine, branch_recorded, recorded):
+    """And all else is the plain drafter's, bit for bit."""
+    seen = 0
+    for mine, plain in zip(branch_recorded.recordings, recorded.recordings, strict=True):
+        assert mine.conditional.shape == (24, 15, 16, 16) and plain.conditional is None
+        for name in ("prompt_ids", "tokens", "token_ids", "log_probs"):
+            assert_same_bits(getattr(mine, name), getattr(plain, name), name)
+        config = replace(own_config(branch_recorded, mine, "tree", 16), shape="branch_aware")
+        for this in run(branch_engine, mine.prompt_ids, config, mine.sequence)[1:]:
+            if this.table is not None:
+                root = this.context_len - len(mine.prompt_ids)
+                assert_same_bits(np.array(mine.conditional[root]), this.conditional, f"root {root}")
+                seen += 1
+    assert seen >= 30
+    again = open_recordings(branch_recorded.directory)
+    for mine, theirs in zip(again, branch_recorded.recordings, strict=True):
+        assert_same_bits(mine.conditional, theirs.conditional, "read back")
+        assert mine.header["branch"] == {"rank": 8, "candidates": 16} and "branch" not in plain.header
+
+
+def test_a_branch_head_wants_its_columns(branch_engine, recorded, tmp_path):
+    with pytest.raises(
+        UsageError, match=r"branch head scores 16 columns, found 15; record with --k 16"
+    ) as caught:
+        record(branch_engine, recorded.prompts, tmp_path, recorded.config, k=15)
+    assert_one_line(caught.value)
+    config = replace(recorded.config, max_new_tokens=2)
+    (found,) = record(branch_engine, recorded.prompts[:1], tmp_path, config, k=16)
+    assert found.token_ids.shape[2] == 16 and found.conditional.shape[2:] == (16, 16)
+
+
+def test_conditionals_that_do_not_fit_their_tables_are_refused(branch_recorded, tmp_path):
+    path = branch_recorded.recordings[0].path
+    file = KdtrFile(path)
+    for wrong in (file["conditional"][:-1], file["conditional"][..., :8], file["conditional"][0]):
+        save(
+            tmp_path / path.name,
+            {name: file[name] for name in file} | {"conditional": wrong},
+            dict(file.meta),
+        )
+        with pytest.raises(UsageError, match=r"expected conditional \[T, L, C, C\]") as caught:
+            read_recording(tmp_path / path.name, "")
+        assert_one_line(caught.value)
 
 
 class Interrupted(Exception):

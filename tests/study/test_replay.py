@@ -20,9 +20,17 @@ from ddtree.study_replay import Cell, count, replay, replay_rounds, totals
 
 ONLY_REPLAYED = {"oracle"}  # wants the continuation, which no decode has
 SPELLED = {"fixed": "fixed:sequoia64"}
-CASES = [(shape, budget) for shape in ("best_first", "chain") for budget in (0, 1, 16, 64)]
-CASES += [(name, 24) for name in SHAPES if name not in {"best_first", "chain"} | ONLY_REPLAYED]
+BY_BUDGET = ("best_first", "branch_aware", "chain")
+CASES = [(shape, budget) for shape in BY_BUDGET for budget in (0, 1, 16, 64)]
+CASES += [(name, 24) for name in SHAPES if name not in {*BY_BUDGET} | ONLY_REPLAYED]
 DECODED = [name for name in SHAPES if name not in ONLY_REPLAYED]
+
+
+@pytest.fixture
+def made(request, shape):
+    """(engine, recordings) that the shape's trees can be built with."""
+    prefix = "branch_" if shape == "branch_aware" else ""
+    return [request.getfixturevalue(prefix + name) for name in ("engine", "recorded")]
 
 
 def decode_as(engine, recording, config, shape, budget):
@@ -42,7 +50,8 @@ def assert_same_rounds(mine, real, recording):
 
 
 @pytest.mark.parametrize(("shape", "budget"), CASES)
-def test_replayed_rounds_are_those_of_a_real_decode(engine, recorded, shape, budget):
+def test_replayed_rounds_are_those_of_a_real_decode(made, shape, budget):
+    engine, recorded = made
     name = SPELLED.get(shape, shape)
     chosen = [recorded.recordings[place] for place in (0, 1, 3, 5)]
     assert {recording.temperature for recording in chosen} == {0.0, 0.6}
@@ -63,7 +72,8 @@ def test_replayed_rounds_are_those_of_a_real_decode(engine, recorded, shape, bud
 
 @pytest.mark.parametrize("shape", DECODED)
 @pytest.mark.parametrize("depth", [0, 1, 4])
-def test_a_depth_bounds_the_trees(engine, recorded, monkeypatch, shape, depth):
+def test_a_depth_bounds_the_trees(made, monkeypatch, shape, depth):
+    engine, recorded = made
     recording, honest, name = recorded.recordings[4], rounds.max_depth_of, SPELLED.get(shape, shape)
     monkeypatch.setattr(rounds, "max_depth_of", lambda *args: min(depth, honest(*args)))
     real = decode_as(engine, recording, recorded.config, name, 16)
@@ -73,8 +83,9 @@ def test_a_depth_bounds_the_trees(engine, recorded, monkeypatch, shape, depth):
 
 
 @pytest.mark.parametrize("end", ["stop", "context", "length"])
-def test_a_decode_ends_in_replay_as_it_does(engine, recorded, tmp_path, end):
+def test_a_decode_ends_in_replay_as_it_does(branch_engine, branch_recorded, tmp_path, end):
     """At a stop token inside an accepted path, where the context is full, and after one token."""
+    engine, recorded = branch_engine, branch_recorded
     config, prompts = recorded.config, recorded.prompts[:1]
     greedy = recorded.recordings[0]
     if end == "stop":
@@ -96,9 +107,9 @@ def test_a_decode_ends_in_replay_as_it_does(engine, recorded, tmp_path, end):
         assert row["rounds"] == len(mine) and (row["mean_acceptance"] is None) == (end == "length")
 
 
-def test_the_oracle_accepts_all_of_its_nodes_and_the_most(recorded):
+def test_the_oracle_accepts_all_of_its_nodes_and_the_most(branch_recorded):
     shapes = [SPELLED.get(name, name) for name in SHAPES]
-    for recording in recorded.recordings:
+    for recording in branch_recorded.recordings:
         for this in replay_rounds(recording, "oracle", 64):
             assert len(this.tokens) == this.tree.num_nodes + 1
         rows = {row["shape"]: row for row in replay([recording], shapes, [64])}
@@ -141,6 +152,10 @@ def test_what_cannot_be_replayed_is_refused(recorded):
         ((recordings, ["best_first"], [-1]), "negative"),
         ((recordings, ["nothing"], [4]), "shape: expected one of"),
         (([], ["best_first"], [4]), "at least one recording"),
+        (
+            (recordings, ["chain", "branch_aware"], [4]),
+            "branch_aware needs the scores of a branch head, and .* none",
+        ),
     ):
         with pytest.raises(UsageError, match=match) as caught:
             replay(*arguments)

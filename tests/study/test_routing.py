@@ -17,7 +17,7 @@ from ddtree.lab_layers import prefilled
 from ddtree.ops import NumpyOps
 from ddtree.prompts import load_prompts
 from ddtree.study_routing import routing_layers
-from ddtree.study_routing_record import plan_trees, record_routing, routed_rounds, watched_gates
+from ddtree.study_routing_record import plan_decodes, plan_trees, record_routing, routed_rounds, watched_gates
 
 CONFIG = DecodeConfig("tree", 8, 12, SamplingConfig(0.6, top_p=0.95, seed=7))
 
@@ -47,19 +47,18 @@ def test_watching_changes_nothing_and_ends(engine):
 
 
 def test_rows_are_what_the_rounds_amount_to(engine):
-    prompts, heard, kept = load_prompts()[:2], [], []
+    prompts, heard = load_prompts()[:2], []
     trees = plan_trees(engine.horizon, ["best_first", "chain"], [4, 32])
     assert trees == [("best_first", 4), ("best_first", 32), ("chain", 4), ("chain", 15)]
-    rows = record_routing(
-        engine, prompts, trees, CONFIG, (0.0, 0.6), heard.append, lambda *each: kept.append(each)
-    )
+    plan = plan_decodes(engine, prompts, trees, CONFIG, (0.0, 0.6))
+    rows = record_routing(engine, plan, heard.append)
     assert heard == [16] * 16 and len(rows) == 16 * 7
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
     wanted = {"prompt": prompts[1].id, "temperature": 0.6, "budget": 32, "layer": 5}
     (row,) = [row for row in rows if wanted.items() <= row.items()]
     prompt = engine.bundle.encode(prompts[1].text)
     again = [this for this in routed_rounds(engine, prompt, replace(CONFIG, budget=32), 1) if this.gates]
-    assert row["rounds"] == len(again) and len(kept) == sum(row["rounds"] for row in rows) / 7
+    assert row["rounds"] == len(again)
     chosen = [this.gates[5] != 0 for this in again]
     assert row["rows"] == pytest.approx(np.mean([each.shape[1] for each in chosen]))
     assert row["touched"] == pytest.approx(np.mean([each.any(axis=1).sum() for each in chosen]))
@@ -169,8 +168,10 @@ def test_a_device_without_graphs_records_the_same(engine):
     """f32: its gates choose as NumPy's do but for near ties; the tokens are those of its own decode."""
     device = Engine(engine.bundle, backend="cuda", graphs=False, max_budget=16)
     trees = plan_trees(engine.horizon, ["best_first", "chain"], [8])
-    arguments = (load_prompts()[:2], trees, CONFIG, (0.0,))
-    mine, theirs = record_routing(device, *arguments), record_routing(engine, *arguments)
+    mine, theirs = (
+        record_routing(each, plan_decodes(each, load_prompts()[:2], trees, CONFIG))
+        for each in (device, engine)
+    )
     assert [row["rounds"] for row in mine] == [row["rounds"] for row in theirs]
     for a, b in zip(mine, theirs, strict=True):
         assert a["touched"] == pytest.approx(b["touched"], abs=0.1)

@@ -18,7 +18,7 @@ from ddtree.study_models import (
     recorded_sharing,
     target_config,
 )
-from ddtree.study_scale import at_equal_budget, at_own_best, batch_limits, place_of, verdicts
+from ddtree.study_scale import at_own_best, batch_limits, place_of, verdicts
 from ddtree.study_summary import Summary
 
 BUDGETS = (2, 8, 64)
@@ -144,13 +144,8 @@ def test_what_pays():
     assert verdicts([alone], ["py12m"])[0].pays == "undecided", "one prompt says nothing of others"
 
 
-def test_equal_budget_and_own_best():
+def test_own_best():
     found = verdicts(SUMMARIES, ["kimi-k2.6", "py12m"], (128, 8192))
-    pairs = at_equal_budget(found)
-    assert len(pairs) == len(found) / 2
-    for tree, chain in pairs:
-        assert (tree.shape, chain.shape) == ("best_first", "chain") and tree.budget == chain.budget
-        assert place_of(tree) == place_of(chain)
     best = at_own_best(found)
     assert len(best) == len({place_of(v) for v in found})
     for place, by_shape in best.items():

@@ -61,9 +61,10 @@ def test_parameters_are_the_checkpoints():
 
 def test_seconds_are_the_larger_bound():
     config, machine = config_of("random-4.8b"), Machine(4e12, 6e14)
-    one, many = forward_seconds(config, [1, 4096], 128, machine)
-    assert one == forward_bytes(config, 1, 128) / 4e12
-    assert many == forward_flops(config, 4096, 128) / 6e14
+    assert forward_seconds(config, 1, 128, machine) == forward_bytes(config, 1, 128) / 4e12
+    assert forward_seconds(config, 4096, 128, machine) == forward_flops(config, 4096, 128) / 6e14
+    batch = forward_seconds(config, 32, 128, machine, experts=[64.0] * 11, sequences=8)
+    assert batch == forward_bytes(config, 32, 8 * 128, experts=[64.0] * 11) / 4e12, "each has its own cache"
     half = forward_bytes(config, 64, 128, WeightBytes(experts=0.5625))
     assert half < 0.35 * forward_bytes(config, 64, 128)
     dense = replace(config, first_k_dense_replace=config.num_hidden_layers)

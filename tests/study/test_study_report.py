@@ -179,6 +179,12 @@ def test_only_the_recordings_of_the_rows_are_shown(rows, recorded, engine, tmp_p
     with pytest.raises(UsageError, match="other: the rows were replayed from other recordings than these"):
         write_report(mine, tmp_path / "none", other)
     assert not (tmp_path / "none").exists()
+    assert (
+        "1 recording, replayed"
+        in write_report(
+            [row for row in mine if row["sequence"] == 0 and not row["temperature"]], tmp_path / "single"
+        ).read_text()
+    )
     small = write_report(replay(other, ["best_first"], [4, 8]), tmp_path / "small", other).read_text()
     assert "`cost_aware` chooses" in small, "by budgets that the tables decide"
     assert "Here a draft neither pays nor fails to, surely" in small and "| yes |" not in small

@@ -11,6 +11,7 @@ from ddtree.config import DecodeConfig
 from ddtree.engine import Engine
 from ddtree.errors import UsageError
 from ddtree.prompts import load_prompts
+from ddtree.study_draft import SiblingTable
 from ddtree.study_routing import routing_document, routing_layers
 from ddtree.study_tables import (
     budget_curve,
@@ -92,6 +93,26 @@ def test_sibling_table_by_hand():
     assert table.continuation() == pytest.approx([1 / 2, 1 / 2])
     with pytest.raises(UsageError, match="record the trace with tables"):
         sibling_table(rounds[-1:])
+
+
+def test_intervals_of_siblings_are_over_decodes():
+    """Two decodes: of one all first misses are rank 1, of the other none; a round more in one changes nothing."""
+    one = [round_of(1, [11, 20, 9]), round_of(2, [11, 20, 9])]
+    other = [round_of(1, [12, 20, 9]), round_of(2, [10, 21, 9]), round_of(3, [99])]
+    table = sibling_table([*one, *other], ranks=2)
+    assert [each.hits.tolist() for each in table.decodes] == [[[0, 2], [0, 0]], [[1, 0], [0, 1]]]
+    assert [each.beyond.tolist() for each in table.decodes] == [[0, 0], [2, 0]]
+    low, high = table.interval_of_misses()
+    assert table.share_of_misses()[1] == pytest.approx(3 / 5) and np.isnan([low[0], high[0]]).all()
+    assert (low[1:].tolist(), high[1:].tolist()) == ([1 / 3, 0], [1, 2 / 3]), "either decode drawn twice"
+    low, high = table.interval_of_continuation()
+    assert np.isnan([low, high]).all(), "a hit with a child after it: in one decode for each rank"
+    low, high = sibling_table([*one, *one, *other], ranks=2).interval_of_continuation()
+    assert (low[1], high[1]) == (1, 1) and np.isnan(low[0])
+    low, high = sibling_table([*one, round_of(1, [11, 22, 9])], ranks=2).interval_of_children()
+    assert (low[0, 1], high[0, 1]) == (0, 1) and low.shape == (2, 2) and np.isnan(low[1]).all()
+    assert np.isnan(sibling_table(one).interval_of_misses()).all(), "one decode says nothing of others"
+    assert np.isnan(SiblingTable(*(np.zeros((2, 2)),) * 4).interval_of_children()).all()
 
 
 def test_budget_curve_by_hand():

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_info
 from ddtree import study_cluster, study_workers
 from ddtree.errors import UsageError
 from ddtree.study_recordings import open_recordings
-from ddtree.study_replay import replay
+from ddtree.study_replay import findable, replay
 from ddtree.study_workers import MOST_WEIGHT, PIECES, cut
 
 SWEEP = (["best_first", "oracle"], [4, 64], [3, 15])
@@ -139,6 +139,24 @@ def test_a_worker_that_has_another_file_of_a_shape(recorded, tmp_path):
         workers=2,
         progress=lambda done, total: template.write_text("[[0], [0, 0]]"),
     )
+
+
+def test_a_relative_file_of_a_shape_is_found_from_another_folder(recorded, cluster, monkeypatch, tmp_path):
+    """The scheduler's worker stands where it was started; rows name the shape as it was asked for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.json").write_text("[[0], [1]]")
+    arguments = recorded.recordings, ["fixed:two.json", "best_first"], [2]
+    rows = replay(*arguments, scheduler=cluster.scheduler_address)
+    assert rows == replay(*arguments) and {row["shape"] for row in rows} == {"fixed:two.json", "best_first"}
+
+
+def test_what_follows_a_colon_is_a_file_only_where_the_shape_reads_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("8", "two.json"):
+        (tmp_path / name).write_text("[[0], [1]]")
+    assert findable("fixed:two.json") == f"fixed:{tmp_path / 'two.json'}"
+    for shape in ("beam:8", "fixed:medusa64", "best_first", "beam:3"):
+        assert findable(shape) == shape
 
 
 def test_a_scheduler_that_cannot_be_reached(recorded, monkeypatch):

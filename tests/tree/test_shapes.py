@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shapes.alike import alike_below_every_parent
 
 from ddtree.errors import ConfigError
 from ddtree.shapes import SHAPES, get_shape
@@ -14,7 +15,7 @@ NEEDS = {"fixed": "fixed:medusa64"}  # what a name stands for here, where it nee
 
 def shape(name, **context):
     """The build function of any shape, with all that it may need."""
-    return get_shape(NEEDS.get(name, name), continuation=[3, 1, 4, 1, 5], **context)
+    return alike_below_every_parent(get_shape(NEEDS.get(name, name), continuation=[3, 1, 4, 1, 5], **context))
 
 
 def table(num_depths, width, seed=0):
@@ -48,7 +49,7 @@ def test_on_a_spine_only_table_they_are_the_chain(budget, max_depth, nodes):
     token_ids, log_probs = table(7, 1, seed=3)
     trees = [
         shape(name)(token_ids, log_probs, budget, max_depth, root_token=5)
-        for name in ("chain", "best_first", "spine_first", "beam")
+        for name in ("chain", "best_first", "branch_aware", "spine_first", "beam")
     ]
     assert trees[0].num_nodes == nodes
     for tree in trees[1:]:

@@ -1,0 +1,41 @@
+"""The kernels' scratch is that of the weights there are: fp8 matrices take some beside either way to multiply."""
+
+import pytest
+from model.quantised_models import KINDS, quantised_tiny
+
+from ddtree.bench_random import open_random
+from ddtree.bundle import open_bundle
+from ddtree.checkpoint_formats import holds_fp8
+from ddtree.engine_memory import plan_memory
+from ddtree.engine_parts import EngineSizes
+
+SIZES, SCRATCH = EngineSizes(64, 8192), "kernels' scratch"
+
+
+def scratch(weights, gemm, dtype="bf16"):
+    """Bytes by name, of Kimi's first two layers."""
+    bundle = open_random("kimi-k2.6", 2, weights=weights)
+    assert bundle.fp8 == (weights == "fp8")
+    return plan_memory(bundle, SIZES, dtype, gemm).areas[SCRATCH]
+
+
+@pytest.mark.parametrize("gemm", ["invariant", "cublas"])
+def test_only_fp8_weights_take_scratch_for_fp8(gemm):
+    plain, int4, fp8 = (scratch(weights, gemm) for weights in ("bf16", "int4", "fp8"))
+    assert plain == int4 and ("linear" in plain) == (gemm == "invariant")
+    assert fp8.pop("linear") > plain.pop("linear", 0) and fp8 == plain
+
+
+def test_f32_takes_none():
+    assert "linear" not in scratch("bf16", "invariant", "f32")
+
+
+def test_what_holds_fp8():
+    """The stack of routed experts has a kernel of its own; what stands beside it has `linear`."""
+    layer = "model.layers.1"
+    routed = [f"{layer}.mlp.experts.0.up_proj.weight_scale_inv", f"{layer}.self_attn.o_proj.weight"]
+    assert not holds_fp8(routed) and not holds_fp8([f"{layer}.mlp.gate.weight", f"{layer}.a_packed"])
+    for name in ("self_attn.o_proj", "mlp.shared_experts.up_proj", "mlp.down_proj"):
+        assert holds_fp8([*routed, f"{layer}.{name}.weight_scale_inv"]), name
+    assert not open_bundle().fp8
+    assert {kind: quantised_tiny(kind).fp8 for kind in KINDS} == {"int4": 0, "fp8": 1, "int4 everywhere": 0}
