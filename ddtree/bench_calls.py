@@ -90,7 +90,7 @@ def record_forward(engine: Engine, batch: ForwardBatch) -> list[Call]:
 
 
 def weight_names(weights: Any) -> dict[int, str]:
-    """The field of every weight array, by the array's id: `q_a`, `mlp.experts.gate`; layers share names."""
+    """The field of every weight array, by the array's id: `qkv_a`, `mlp.experts.gate`; layers share names."""
     found: dict[int, str] = {}
 
     def walk(value: Any, name: str) -> None:
@@ -129,7 +129,7 @@ def elements_of(array: Any) -> int:
 
 
 def label_of(call: Call, names: dict[int, str]) -> str:
-    """An operation and the weights it takes: `linear q_a`."""
+    """An operation and the weights it takes: `linear qkv_a`."""
     used = [names[id(array)] for array in arrays_of(call.arguments) if id(array) in names]
     return " ".join([call.name, "+".join(dict.fromkeys(used))]).strip()
 

@@ -33,12 +33,14 @@ def cases(quick: bool) -> list[Case]:
     """Each operation at one and at 64 rows; quick: at few rows, with widths for 16-byte accesses and without."""
     rows = (3,) if quick else (1, 64)
     widths = (64, 33) if quick else (7168,)
-    found = [case(m, w) for case in (swiglu, rms_norm, add_norm) for w in widths for m in rows]
-    heads, nope, dim, rank = (3, 16, 8, 32) if quick else (64, 128, 64, 512)
+    found = [case(m, w) for case in (swiglu, add, rms_norm, add_norm) for w in widths for m in rows]
+    heads, nope, dim, rank, query = (3, 16, 8, 32, 48) if quick else (64, 128, 64, 512, 1536)
     found += [rope(m, heads, dim, dtype) for dtype in ("f32", "bf16") for m in rows]
     found += [split_query(m, heads, nope, dim) for m in rows]
     ranks = (rank, 33) if quick else (rank,)
-    found += [append_latent(m, r, dim, dtype) for dtype in ("f32", "bf16") for r in ranks for m in rows]
+    found += [
+        append_latent(m, query, r, dim, dtype) for dtype in ("f32", "bf16") for r in ranks for m in rows
+    ]
     vocab = 100 if quick else 4096
     found += [embed(m, vocab, w, dtype) for dtype in ("f32", "bf16") for w in widths for m in rows]
     found += [copy_columns(m, w, 3) for w in widths for m in rows]
@@ -64,6 +66,25 @@ def swiglu(rows: int, width: int) -> Case:
         return Work(arrays, ("out",), lambda d, s: kernels.swiglu(d.gate, d.up, d.out, s), check)
 
     return Case(name, "pointwise.swiglu", 12 * rows * width, 5 * rows * width, prepare)
+
+
+def add(rows: int, width: int) -> Case:
+    name = f"add f32 {rows}x{width}"
+
+    def prepare() -> Work:
+        from kernels_numba import pointwise as kernels
+
+        rng = generator(name)
+        x, y = normal(rng, rows, width), normal(rng, rows, width)
+        arrays = {"x": x, "y": y, "out": poisoned(rows, width)}
+        return Work(
+            arrays,
+            ("out",),
+            lambda d, s: kernels.add(d.x, d.y, d.out, s),
+            lambda found: require_equal("out", found["out"], x + y),
+        )
+
+    return Case(name, "pointwise.add", 12 * rows * width, rows * width, prepare)
 
 
 def rms_norm(rows: int, width: int) -> Case:
@@ -190,44 +211,47 @@ def split_query(rows: int, heads: int, nope: int, dim: int) -> Case:
     return Case(name, "position.split_query", 8 * size, 3 * rows * heads * dim, prepare)
 
 
-def append_latent(rows: int, rank: int, dim: int, dtype: str) -> Case:
-    name = f"append_latent {dtype} {rows}x{rank}+{dim}"
+def append_latent(rows: int, query: int, rank: int, dim: int, dtype: str) -> Case:
+    name = f"append_latent {dtype} {rows}x{query}+{rank}+{dim}"
     context, capacity = 5, 5 + rows + 2
 
     def prepare() -> Work:
         from kernels_numba import position as kernels
 
         rng = generator(name)
-        kv, weight = normal(rng, rows, rank + dim, scale=2), normal(rng, rank)
+        qkv, weight = normal(rng, rows, query + rank + dim, scale=2), normal(rng, query + rank)
         cos, sin = rotary_tables(64, dim)
         at = _places(rows, context)
 
         def check(found: Any) -> None:
             latents, ropes = np.full((capacity, rank), np.nan), np.full((capacity, dim), np.nan)
-            wide = [values_of(array) for array in (kv, weight, cos, sin)]
-            position.append_latent(*wide[:2], NORM_EPS, *wide[2:], at["depths"], context, latents, ropes)
+            wide, normed = [values_of(array) for array in (qkv, weight, cos, sin)], np.empty((rows, query))
+            places = at["depths"], context, normed
+            position.append_latent(*wide[:2], NORM_EPS, *wide[2:], *places, latents, ropes)
+            require_close("q_lora", found["q_lora"], normed, (query / 2 + 8) * EPS)
             rounding = BF16_STEP if dtype == "bf16" else 0
             require_close("latent_cache", found["latent_cache"], latents, (rank / 2 + 8) * EPS + rounding)
             lengths = np.zeros((capacity, dim))
-            lengths[context : context + rows] = _pair_lengths(values_of(kv[:, rank:]))
+            lengths[context : context + rows] = _pair_lengths(values_of(qkv[:, query + rank :]))
             require_close("rope_cache", found["rope_cache"], ropes, 4 * EPS + rounding, lengths)
 
         kind = np.uint16 if dtype == "bf16" else np.float32
-        caches = {"latent_cache": poisoned(capacity, rank, dtype=kind)}
-        caches["rope_cache"] = poisoned(capacity, dim, dtype=kind)
-        arrays = {"kv": kv, "weight": weight, "cos": cos, "sin": sin, **at, **caches}
+        outs = {"q_lora": poisoned(rows, query), "latent_cache": poisoned(capacity, rank, dtype=kind)}
+        outs["rope_cache"] = poisoned(capacity, dim, dtype=kind)
+        arrays = {"qkv": qkv, "weight": weight, "cos": cos, "sin": sin, **at, **outs}
         return Work(
             arrays,
-            tuple(caches),
+            tuple(outs),
             lambda d, s: kernels.append_latent(
-                *(d.kv, d.weight, NORM_EPS, d.cos, d.sin, d.depths),
-                *(d.context_len, d.latent_cache, d.rope_cache, s),
+                *(d.qkv, d.weight, NORM_EPS, d.cos, d.sin, d.depths),
+                *(d.context_len, d.q_lora, d.latent_cache, d.rope_cache, s),
             ),
             check,
         )
 
-    size = rows * (rank + dim)
-    return Case(name, "position.append_latent", size * (6 if dtype == "bf16" else 8), 4 * size, prepare)
+    size = rows * (query + rank + dim)
+    moved = 8 * size - 2 * rows * (rank + dim) * (dtype == "bf16")
+    return Case(name, "position.append_latent", moved, 4 * size, prepare)
 
 
 def embed(rows: int, vocab: int, width: int, dtype: str) -> Case:

@@ -24,7 +24,7 @@ GROUPS = {
     **dict.fromkeys(("parent_table", "child_table"), "branch tables"),
 }
 MLPS = {"experts": "experts", "shared": "shared experts", "mlp": "dense mlp"}
-ATTENTION = ("q_a", "q_b", "q", "k", "v", "kv_a", "w_kc", "w_vc", "o")
+ATTENTION = ("qkv_a", "q_b", "q", "k", "v", "w_kc", "w_vc", "o")
 STATE_VIEWS = ("times", "report", "host_buffer")  # parts of `buffer`, and where the host receives it
 
 

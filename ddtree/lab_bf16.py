@@ -65,12 +65,13 @@ class Bf16Ops(NumpyOps):
     def head_linear(self, x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
         products.head_linear(_factor(x, weight), np.asarray(weight), out)
 
-    def append_latent(self, kv: np.ndarray, *arguments: Any) -> None:
-        """As the reference, with the rows it wrote rounded in place."""
-        position.append_latent(kv, *arguments)
-        start = int(arguments[-3])
-        for cache in arguments[-2:]:
-            cache[start : start + len(kv)] = rounded(cache[start : start + len(kv)])
+    def append_latent(self, qkv: np.ndarray, *arguments: Any) -> None:
+        """As the reference, with the cache rows it wrote rounded in place."""
+        position.append_latent(qkv, *arguments)
+        *_, context_len, _, latents, ropes = arguments
+        new = slice(int(context_len), int(context_len) + len(qkv))
+        for cache in (latents, ropes):
+            cache[new] = rounded(cache[new])
 
     def attention(
         self, q_latent: np.ndarray, q_rope: np.ndarray, latents: np.ndarray, ropes: np.ndarray, *rest: Any

@@ -21,7 +21,7 @@ from ddtree.ops import NumpyOps
 
 OPERATIONS = (
     *("embed", "rms_norm", "linear", "split_query", "append_latent", "head_linear", "attention", "add_norm"),
-    *("gate", "experts", "swiglu"),
+    *("gate", "experts", "swiglu", "add"),
 )
 Steps = dict[tuple[str, int], np.ndarray]
 BYTES_BF16 = 2

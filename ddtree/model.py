@@ -26,12 +26,12 @@ class ModelBuffers:
 
     residual: Any
     normed: Any
+    qkv: Any
     q_lora: Any
     query: Any
     q_nope: Any
     q_rope: Any
     q_latent: Any
-    kv: Any
     o_latent: Any
     heads: Any
     branch: Any
@@ -59,12 +59,12 @@ class ModelBuffers:
         widths = {
             "residual": (c.hidden_size,),
             "normed": (c.hidden_size,),
+            "qkv": ((c.q_lora_rank or 0) + c.kv_lora_rank + c.qk_rope_head_dim,),
             "q_lora": (c.q_lora_rank or 0,),
             "query": (heads, c.q_head_dim),
             "q_nope": (heads, c.qk_nope_head_dim),
             "q_rope": (heads, c.qk_rope_head_dim),
             "q_latent": (heads, c.kv_lora_rank),
-            "kv": (c.kv_lora_rank + c.qk_rope_head_dim,),
             "o_latent": (heads, c.kv_lora_rank),
             "heads": (heads, c.v_head_dim),
             "branch": (c.hidden_size,),
@@ -157,16 +157,12 @@ class Model:
         """Absorbed MLA: query heads meet the latents themselves, values come back out through w_vc."""
         ops, weights, rows = self.ops, self.weights, batch.num_rows
         latents, ropes = cache.latents[index], cache.ropes[index]
-        source = b.normed
-        if layer.q_a is not None:
-            ops.linear(b.normed, layer.q_a, b.q_lora)
-            ops.rms_norm(b.q_lora, layer.q_a_norm, LORA_NORM_EPS, b.q_lora)
-            source = b.q_lora
-        ops.linear(source, layer.q_b, b.query.reshape(rows, -1))
         at = (weights.cos, weights.sin, batch.depths, batch.context_len)
+        ops.linear(b.normed, layer.qkv_a, b.qkv)
+        ops.append_latent(b.qkv, layer.qkv_a_norm, LORA_NORM_EPS, *at, b.q_lora, latents, ropes)
+        source = b.normed if self.config.q_lora_rank is None else b.q_lora
+        ops.linear(source, layer.q_b, b.query.reshape(rows, -1))
         ops.split_query(b.query, *at, b.q_nope, b.q_rope)
-        ops.linear(b.normed, layer.kv_a, b.kv)
-        ops.append_latent(b.kv, layer.kv_a_norm, LORA_NORM_EPS, *at, latents, ropes)
         ops.head_linear(b.q_nope, layer.w_kc, b.q_latent)
         tree = (batch.lineage, batch.depths, batch.context_len)
         ops.attention(b.q_latent, b.q_rope, latents, ropes, *tree, self.config.softmax_scale, b.o_latent)
@@ -196,8 +192,7 @@ class Model:
         ops.experts(b.normed, gates, moe.experts.gate, moe.experts.up, moe.experts.down, pairs, b.branch)
         if moe.shared is not None:
             self._mlp(moe.shared, b.normed, b.shared_gate, b.shared_up, b.shared)
-            # branch += shared; no backend has a sum alone, and what becomes of `shared` matters no more
-            ops.add_norm(b.branch, b.shared, layer.post_norm, self.config.rms_norm_eps, b.shared)
+            ops.add(b.branch, b.shared, b.branch)
 
 
 def _ignore(name: str, layer: int, array: Any) -> None:

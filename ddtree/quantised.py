@@ -102,10 +102,10 @@ def arrays_of(shape: tuple[int, ...], dtype_name: str) -> tuple[tuple[tuple[int,
 
 
 def rows_of(matrix: QuantisedMatrix, first: int, last: int) -> QuantisedMatrix:
-    """Rows first .. last - 1 of a matrix [N, K]; `first` is a multiple of 128."""
-    assert first % BLOCK == 0
+    """Rows first .. last - 1 of a matrix [N, K]; of an fp8 one `first` is a multiple of 128."""
     if isinstance(matrix, Int4Matrix):
         return matrix[first:last]
+    assert first % BLOCK == 0
     scales = matrix.scales[first // BLOCK : -(-last // BLOCK)]
     return Fp8Matrix(matrix.values[first:last], scales)
 

@@ -52,14 +52,16 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One target layer. q_a and q_a_norm are None without q_lora_rank; w_kc [H, R, nope], w_vc [H, v, R]."""
+    """One target layer. w_kc [H, R, nope], w_vc [H, v, R].
+
+    qkv_a [Q + R + P, H] has q_a's rows and behind them kv_a's: both take the same input. So has qkv_a_norm [Q + R] the
+    two norms. Without q_lora_rank Q is 0.
+    """
 
     input_norm: Any
-    q_a: Any | None
-    q_a_norm: Any | None
+    qkv_a: Any
+    qkv_a_norm: Any
     q_b: Any
-    kv_a: Any
-    kv_a_norm: Any
     w_kc: Any
     w_vc: Any
     o: Any
@@ -151,13 +153,13 @@ def _target_layer(read: WeightReader, config: ModelConfig, layer: int) -> LayerW
     prefix = f"model.layers.{layer}"
     attention, has_q_lora = f"{prefix}.self_attn", config.q_lora_rank is not None
     w_kc, w_vc = _absorbed(read, config, f"{attention}.kv_b_proj.weight")
+    into = ("q_a_proj", "kv_a_proj_with_mqa") if has_q_lora else ("kv_a_proj_with_mqa",)
+    norms = ("q_a_layernorm", "kv_a_layernorm") if has_q_lora else ("kv_a_layernorm",)
     return LayerWeights(
         input_norm=read.exact(f"{prefix}.input_layernorm.weight"),
-        q_a=read.matrix(f"{attention}.q_a_proj.weight") if has_q_lora else None,
-        q_a_norm=read.exact(f"{attention}.q_a_layernorm.weight") if has_q_lora else None,
+        qkv_a=read.matrix(*(f"{attention}.{name}.weight" for name in into)),
+        qkv_a_norm=read.exact(*(f"{attention}.{name}.weight" for name in norms)),
         q_b=read.matrix(f"{attention}.{'q_b_proj' if has_q_lora else 'q_proj'}.weight"),
-        kv_a=read.matrix(f"{attention}.kv_a_proj_with_mqa.weight"),
-        kv_a_norm=read.exact(f"{attention}.kv_a_layernorm.weight"),
         w_kc=w_kc,
         w_vc=w_vc,
         o=read.matrix(f"{attention}.o_proj.weight"),

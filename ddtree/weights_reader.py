@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,17 +47,36 @@ class WeightReader:
         *outer, words = self.stored_shape(f"{name}_packed")
         return (*outer, words * NIBBLES)
 
-    def matrix(self, name: str) -> Any:
-        """A matrix for `ops.linear`: quantised where the backend multiplies that, else in the matmul format."""
-        stored = self.format(name)
-        shape = self.shape(name)
-        if stored != "plain" and self.ops.multiplies(stored, shape):
-            return self.place(self.ops.empty_quantised(shape, stored), name)
-        return self.fill(self.ops.empty_matrix(shape), name)
+    def matrix(self, *names: str) -> Any:
+        """A matrix for `ops.linear`, the rows of one weight or of several of one K in turn.
 
-    def exact(self, name: str) -> Any:
-        """A weight that no backend rounds."""
-        return self.fill(self.ops.empty(self.shape(name)), name)
+        Quantised where the backend multiplies that and all are stored so, no block of scales holding rows of two of
+        them; else in the matmul format.
+        """
+        stored, ends = self.format(names[0]), self._ends(names)
+        shape = (ends[-1], *self.shape(names[0])[1:])
+        alike = all(self.format(name) == stored for name in names)
+        apart = stored != "fp8" or all(end % BLOCK == 0 for end in ends[:-1])
+        if stored != "plain" and alike and apart and self.ops.multiplies(stored, shape):
+            whole = self.ops.empty_quantised(shape, stored)
+            for name, first, last in zip(names, [0, *ends], ends, strict=False):
+                self.place(rows_of(whole, first, last), name)
+            return whole
+        return self._in_turn(self.ops.empty_matrix(shape), names, ends)
+
+    def exact(self, *names: str) -> Any:
+        """A weight that no backend rounds, or several in turn along the first axis."""
+        ends = self._ends(names)
+        return self._in_turn(self.ops.empty((ends[-1], *self.shape(names[0])[1:])), names, ends)
+
+    def _ends(self, names: Sequence[str]) -> list[int]:
+        """Where each weight's rows end when they lie one after another."""
+        return list(itertools.accumulate(self.shape(name)[0] for name in names))
+
+    def _in_turn(self, out: Any, names: Sequence[str], ends: list[int]) -> Any:
+        for name, first, last in zip(names, [0, *ends], ends, strict=False):
+            self.fill(out[first:last], name)
+        return out
 
     def fill(self, out: Any, name: str, start: int = 0, part: Part | None = None) -> Any:
         """Put a weight's values, or `part` of them, to the elements start.. of `out`; returns `out`.

@@ -1,4 +1,4 @@
-"""Rotary embedding by position in NeoX (half-split) order, the query split and the latent append.
+"""Rotary embedding by position in NeoX (half-split) order, the query split, the latent append with both norms.
 
 A row at depth d stands at position p = context_len + d. Pair i of D / 2 turns by the angle whose cosine and sine stand
 in row p of the tables: out[i] = x[i] * cos - x[i + D/2] * sin, out[i + D/2] = x[i + D/2] * cos + x[i] * sin.
@@ -8,6 +8,7 @@ inside. `context_len` is i32[1] on the device. Caches are f32, or bf16 as u16 bi
 
 import functools
 
+import numpy as np
 from numba import cuda, float32, int32, int64, types
 
 from kernels_numba.checks import check, require
@@ -79,43 +80,51 @@ def split_query_kernel(query, cos, sin, depths, context_len, q_nope, q_rope):
 
 @functools.cache
 def make_append_latent(bf16, wide):
-    """The append kernel into f32 or bf16 caches; `wide` as in the norm, whose sum it takes."""
+    """The append kernel into f32 or bf16 caches; `wide` as in the norm, whose sums it takes."""
     convert = float_to_bf16 if bf16 else as_is
     reduce = sum_of_squares4 if wide else sum_of_squares
 
     @cuda.jit
-    def append_latent_kernel(kv, weight, eps, cos, sin, depths, context_len, latent_cache, rope_cache):
-        """Block i writes row context_len + i of both caches, or nothing when that is past their last; kv is flat.
+    def append_latent_kernel(
+        qkv, weight, eps, cos, sin, depths, context_len, q_lora, latent_cache, rope_cache, query
+    ):
+        """Block (i, 0) writes row context_len + i of both caches, or nothing when that is past their last.
 
-        `weight` is the norm's; a thread's first of it is on its way before the launch ahead has ended, and what it
-        turns before the sum is known.
+        Block (i, 1) norms the `query` elements before the latent of flat qkv into flat q_lora. `weight` is both norms';
+        a thread's first is on its way before the launch ahead has ended, what it turns before the sum is known.
         """
         scratch = cuda.shared.array(MAX_THREADS, float32)
         partials = cuda.shared.array(WARP, float32)
         row, thread, step = cuda.blockIdx.x, int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
-        rank = int32(weight.shape[0])
-        first = weight[min(thread, int32(rank - 1))]
+        is_query, rank = cuda.blockIdx.y == 1, int32(weight.shape[0] - query)
+        width, before = (query, int32(0)) if is_query else (rank, query)
+        first = weight[before + min(thread, int32(width - 1))]
         after_previous()
         half = int32(cos.shape[1])
-        start = int64(row) * (rank + 2 * half)
-        target = context_len[0] + row
+        start = int64(row) * (query + rank + 2 * half) + before
+        key, target = start + rank, context_len[0] + row
         p = position_of(row, depths, context_len, cos)
         c = s = x = y = float32(0)
-        if thread < half:
+        if thread < half and not is_query:
             c, s = cos[p, thread], sin[p, thread]
-            x, y = kv[start + rank + thread], kv[start + rank + thread + half]
-        scale = inverse_rms(reduce(kv, start, rank, scratch, partials), rank, eps)
-        if target >= 0 and target < latent_cache.shape[0]:
+            x, y = qkv[key + thread], qkv[key + thread + half]
+        scale = inverse_rms(reduce(qkv, start, width, scratch, partials), width, eps)
+        if is_query:
+            to = int64(row) * query
+            if thread < query:
+                q_lora[to + thread] = first * (qkv[start + thread] * scale)
+            for i in range(thread + step, query, step):
+                q_lora[to + i] = weight[i] * (qkv[start + i] * scale)
+        elif target >= 0 and target < latent_cache.shape[0]:
             if thread < rank:
-                latent_cache[target, thread] = convert(first * (kv[start + thread] * scale))
+                latent_cache[target, thread] = convert(first * (qkv[start + thread] * scale))
             for i in range(thread + step, rank, step):
-                latent_cache[target, i] = convert(weight[i] * (kv[start + i] * scale))
+                latent_cache[target, i] = convert(weight[before + i] * (qkv[start + i] * scale))
             if thread < half:
                 a, b = turn(x, y, c, s)
                 rope_cache[target, thread], rope_cache[target, thread + half] = convert(a), convert(b)
             for i in range(thread + step, half, step):
-                key = start + rank + i
-                a, b = turn(kv[key], kv[key + half], cos[p, i], sin[p, i])
+                a, b = turn(qkv[key + i], qkv[key + i + half], cos[p, i], sin[p, i])
                 rope_cache[target, i], rope_cache[target, i + half] = convert(a), convert(b)
 
     return append_latent_kernel
@@ -162,36 +171,47 @@ def split_query(query, cos, sin, depths, context_len, q_nope, q_rope, stream=0):
         )
 
 
-def append_latent(kv, norm_weight, eps, cos, sin, depths, context_len, latent_cache, rope_cache, stream=0):
-    """Write cache rows context_len + i: the RMSNorm of kv[i, :R] and the turned key kv[i, R:].
+def append_latent(
+    qkv, norm_weight, eps, cos, sin, depths, context_len, q_lora, latent_cache, rope_cache, stream=0
+):
+    """q_lora[i] = the RMSNorm of qkv[i, :Q]; cache rows context_len + i: that of qkv[i, Q : Q + R] and the turned rest.
 
-    kv f32 [M, R + P], norm_weight f32 [R], latent_cache [capacity, R] and rope_cache [capacity, P] both f32 or both
-    bf16. A row past the capacity is not written. LaunchError.
+    qkv f32 [M, Q + R + P], norm_weight f32 [Q + R], q_lora f32 [M, Q], left alone where Q is 0, latent_cache
+    [capacity, R] and rope_cache [capacity, P] both f32 or both bf16. A cache row past the capacity is not written.
+    LaunchError.
     """
-    check("append_latent: norm_weight", norm_weight, "float32", (None,))
-    rank = norm_weight.shape[0]
-    require(rank > 0, "append_latent: norm_weight: expected at least one element, found none")
+    check("append_latent: latent_cache", latent_cache, CACHE_DTYPES, (None, None))
+    capacity, rank = latent_cache.shape
+    require(rank > 0, "append_latent: latent_cache: expected at least one column, found none")
     require(eps > 0, f"append_latent: eps: expected a number above 0, found {eps}")
-    check("append_latent: latent_cache", latent_cache, CACHE_DTYPES, (None, rank))
-    capacity = latent_cache.shape[0]
     check("append_latent: rope_cache", rope_cache, str(latent_cache.dtype), (capacity, None))
     dim = rope_cache.shape[1]
-    check("append_latent: kv", kv, "float32", (None, rank + dim))
-    rows = kv.shape[0]
+    check("append_latent: norm_weight", norm_weight, "float32", (None,))
+    query = norm_weight.shape[0] - rank
+    require(
+        query >= 0, f"append_latent: norm_weight: expected {rank} elements at least, found {query + rank}"
+    )
+    check("append_latent: qkv", qkv, "float32", (None, query + rank + dim))
+    rows = qkv.shape[0]
+    if query:
+        check("append_latent: q_lora", q_lora, "float32", (rows, query))
     check_tables("append_latent", cos, sin, depths, context_len, rows, dim)
     if rows:
-        wide = is_wide(rank, dim)
+        wide = is_wide(query, rank, dim)
         kernel = make_append_latent(str(latent_cache.dtype) == "uint16", wide)
-        kernel[rows, norm_threads(rank, wide), stream](
-            kv.reshape(-1),
+        threads = max(norm_threads(query, wide), norm_threads(rank, wide))
+        kernel[(rows, 2 if query else 1), threads, stream](
+            qkv.reshape(-1),
             norm_weight,
             float32(eps),
             cos,
             sin,
             depths,
             context_len,
+            (q_lora if query else qkv).reshape(-1),
             latent_cache,
             rope_cache,
+            np.int32(query),
         )
 
 
@@ -209,7 +229,7 @@ SPECS = [
     KernelSpec(
         f"append_latent{suffix}{'' if wide else '_odd'}",
         make_append_latent(dtype == types.uint16, wide),
-        (_FLAT, _FLAT, types.float32, *_AT, _array(dtype, 2), _array(dtype, 2)),
+        (_FLAT, _FLAT, types.float32, *_AT, _FLAT, _array(dtype, 2), _array(dtype, 2), types.int32),
         MAX_THREADS,
     )
     for suffix, dtype in (("", types.float32), ("_bf16", types.uint16))

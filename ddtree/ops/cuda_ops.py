@@ -81,6 +81,9 @@ class CudaOps(CudaMemory):
     def swiglu(self, gate_values: Any, up: Any, out: Any) -> None:
         pointwise.swiglu(gate_values, up, out, self.stream)
 
+    def add(self, x: Any, y: Any, out: Any) -> None:
+        pointwise.add(x, y, out, self.stream)
+
     def copy_columns(self, x: Any, column: int, out: Any) -> None:
         embed.copy_columns(x, column, out, self.stream)
 

@@ -17,7 +17,7 @@ from ddtree.reference.branch_scores import branch_scores
 from ddtree.reference.experts import experts
 from ddtree.reference.gate import GateRule, gate_device, gate_host
 from ddtree.reference.linear import embed, head_linear, linear
-from ddtree.reference.pointwise import add_norm, copy_columns, rms_norm, swiglu
+from ddtree.reference.pointwise import add, add_norm, copy_columns, rms_norm, swiglu
 from ddtree.reference.position import append_latent, append_rows, rope, split_query
 from ddtree.reference.sample import sample
 from ddtree.reference.topk import argmax, row_is_bad, topk_log_softmax
@@ -57,6 +57,7 @@ class NumpyOps:
     rms_norm = staticmethod(rms_norm)
     add_norm = staticmethod(add_norm)
     swiglu = staticmethod(swiglu)
+    add = staticmethod(add)
     copy_columns = staticmethod(copy_columns)
     rope = staticmethod(rope)
     split_query = staticmethod(split_query)

@@ -96,8 +96,8 @@ def _target_products(config: ModelConfig, rows: int) -> list[tuple[int, int, int
     c, heads, hidden = config, config.num_attention_heads, config.hidden_size
     nope, value, rank = c.qk_nope_head_dim, c.v_head_dim, c.kv_lora_rank
     found = [(rows, heads, rank, nope), (rows, heads, value, rank)]
-    pairs = [(c.q_lora_rank, hidden)] if c.q_lora_rank else []
-    pairs += [(heads * c.q_head_dim, c.q_lora_rank or hidden), (rank + c.qk_rope_head_dim, hidden)]
+    q_lora = c.q_lora_rank or 0
+    pairs = [(q_lora + rank + c.qk_rope_head_dim, hidden), (heads * c.q_head_dim, q_lora or hidden)]
     pairs += [(hidden, heads * value), (c.vocab_size, hidden)]
     for width in (c.intermediate_size, c.shared_intermediate_size):
         pairs += [(width, hidden), (hidden, width)] if width else []

@@ -1,4 +1,4 @@
-"""RMSNorm, alone and after the residual add, SwiGLU, and the copy that collects features."""
+"""RMSNorm, alone and after the residual add, SwiGLU, a plain sum, and the copy that collects features."""
 
 import numpy as np
 
@@ -22,6 +22,11 @@ def swiglu(gate: np.ndarray, up: np.ndarray, out: np.ndarray) -> None:
     """out = gate * sigmoid(gate) * up, all of one shape; out may be gate."""
     with np.errstate(over="ignore"):  # exp(-gate) = inf makes the sigmoid 0, as it should
         np.multiply(gate / (1 + np.exp(-gate)), up, out=out)
+
+
+def add(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    """out = x + y, all of one shape; out may be either."""
+    np.add(x, y, out=out)
 
 
 def copy_columns(x: np.ndarray, column: int, out: np.ndarray) -> None:

@@ -35,25 +35,29 @@ def split_query(
 
 
 def append_latent(
-    kv: np.ndarray,
+    qkv: np.ndarray,
     norm_weight: np.ndarray,
     eps: float,
     cos: np.ndarray,
     sin: np.ndarray,
     depths: np.ndarray,
     context_len: int,
+    q_lora: np.ndarray,
     latent_cache: np.ndarray,
     rope_cache: np.ndarray,
 ) -> None:
-    """Write M new cache rows at context_len: the normed latent and the rotated shared key of each row.
+    """Norm the query's part of each row, and write M new cache rows at context_len: normed latent, rotated shared key.
 
-    kv [M, R + P] (kv_a's output), latent_cache [capacity, R], rope_cache [capacity, P].
+    qkv [M, Q + R + P] (q_a's and kv_a's outputs side by side), norm_weight [Q + R] (both norms'), q_lora [M, Q], where
+    Q may be 0, latent_cache [capacity, R], rope_cache [capacity, P].
     """
-    start, rank = int(context_len), latent_cache.shape[1]
-    rows = slice(start, start + len(kv))
+    start, query = int(context_len), q_lora.shape[1]
+    rows, rank = slice(start, start + len(qkv)), query + latent_cache.shape[1]
     assert rows.stop <= len(latent_cache), "the engine checks the capacity before it calls"
-    rms_norm(kv[:, :rank], norm_weight, eps, latent_cache[rows])
-    rope(kv[:, None, rank:], cos, sin, depths, start, rope_cache[rows, None, :])
+    if query:
+        rms_norm(qkv[:, :query], norm_weight[:query], eps, q_lora)
+    rms_norm(qkv[:, query:rank], norm_weight[query:], eps, latent_cache[rows])
+    rope(qkv[:, None, rank:], cos, sin, depths, start, rope_cache[rows, None, :])
 
 
 def append_rows(rows: np.ndarray, context_len: int, cache: np.ndarray) -> None:

@@ -71,9 +71,7 @@ def test_recorded_calls_are_the_forward(engine):
     def total(*wanted):
         return sum(costs[id(call)].weights for call in calls if call.name in wanted)
 
-    matrices = [
-        w for layer in engine.model.weights.layers for w in (layer.q_a, layer.q_b, layer.kv_a, layer.o)
-    ]
+    matrices = [w for layer in engine.model.weights.layers for w in (layer.qkv_a, layer.q_b, layer.o)]
     dense = engine.model.weights.layers[0].mlp
     routers = [layer.mlp.router for layer in engine.model.weights.layers[1:]]
     mlps = [matrix for mlp in (dense,) for matrix in (mlp.gate, mlp.up, mlp.down)]
@@ -191,17 +189,17 @@ def test_times_on_a_pretended_gpu(monkeypatch):
         kind: {one["operation"]: one for one in record["operations"] if one["kind"] == kind}
         for kind in ("dense", "moe", "ends")
     }
-    assert {"linear q_a", "linear mlp.gate", "attention"} <= set(by_kind["dense"])
+    assert {"linear qkv_a", "linear mlp.gate", "attention"} <= set(by_kind["dense"])
     assert {"linear mlp.router", "gate mlp.bias"} <= set(by_kind["moe"])
     assert (
-        by_kind["moe"]["linear q_a"]["layers_in_turn"] == 7
-        and by_kind["dense"]["linear q_a"]["layers_in_turn"] == 1
+        by_kind["moe"]["linear qkv_a"]["layers_in_turn"] == 7
+        and by_kind["dense"]["linear qkv_a"]["layers_in_turn"] == 1
     )
     floor = whole["bytes"] / 1.0 / 1e3
     assert whole["floor_us"] == floor and whole["fraction"] == floor / whole["us"]
     document = {"parity": None, "times": [record]}
     text = bench_layers.format_layer_table(document)
-    assert "experts a layer" in text and "linear q_a" in text and "not computed" in text
+    assert "experts a layer" in text and "linear qkv_a" in text and "not computed" in text
 
 
 @pytest.mark.simulator

@@ -16,7 +16,7 @@ from ddtree.errors import UsageError
 from ddtree.ops import get_ops
 from ddtree.quantised import Fp8Matrix, Int4Matrix, dequantised
 
-WIDE = SMALL | {"moe_intermediate_size": 32, "hidden_size": 64, "q_lora_rank": 48}
+WIDE = SMALL | {"moe_intermediate_size": 32, "hidden_size": 64, "q_lora_rank": 128}
 QUANTISED = WEIGHTS[1:]
 
 
@@ -42,7 +42,7 @@ def test_which_weights_are_quantised(wide):
     assert isinstance(fp8.layers[1].mlp.experts.up, Fp8Matrix) and fp8.layers[1].mlp.shared is None
     assert fp8.layers[1].mlp.experts.up.shape == (5, 32, 64)
     for layer in fp8.layers:
-        assert all(isinstance(matrix, Fp8Matrix) for matrix in (layer.q_a, layer.q_b, layer.kv_a, layer.o))
+        assert all(isinstance(matrix, Fp8Matrix) for matrix in (layer.qkv_a, layer.q_b, layer.o))
     for weights in (int4, fp8):
         plain = [weights.embedding, weights.head, weights.layers[1].w_kc, weights.layers[1].mlp.router]
         assert all(isinstance(array, np.ndarray) for array in plain)
@@ -154,5 +154,5 @@ def test_what_calls_of_a_forward_cost(wide, weights):
         assert costs[1, "linear mlp.shared.down"].weights == 4 * 64 * 32
     elif weights == "fp8":
         assert costs[1, stacks].weights == (touched[0] + 1) * 3 * (64 * 32 + 4)
-        assert costs[0, "linear q_a"].weights == 48 * 64 + 4
-    assert costs[0, "linear q_a"].flops == 2 * 3 * 48 * 64
+        assert costs[0, "linear qkv_a"].weights == (128 + 24) * 64 + 2 * 4
+    assert costs[0, "linear qkv_a"].flops == 2 * 3 * (128 + 24) * 64

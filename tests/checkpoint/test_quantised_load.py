@@ -80,6 +80,36 @@ def test_plain_values_are_exact_in_pieces_of_any_size(tmp_path, scheme, chunk_by
     np.testing.assert_array_equal(weights.layers[1].w_vc, by_head[:, 8:])
 
 
+@pytest.mark.parametrize(
+    ("scheme", "rank", "plain", "kept"),
+    [
+        ("int4", 64, (), True),
+        ("fp8", 128, (), True),
+        ("fp8", 256, (), True),
+        ("fp8", 96, (), False),  # a block of scales would hold rows of both
+        ("fp8", 128, ("q_a_proj",), False),
+        ("int4", 64, ("kv_a_proj_with_mqa",), False),
+    ],
+)
+def test_what_takes_one_input_is_one_matrix(tmp_path, scheme, rank, plain, kept):
+    """q_a's rows and kv_a's in turn: quantised where both are, and scales are of rows of one of them; else values."""
+
+    def chosen(name):
+        return linear(name) and not any(part in name for part in plain)
+
+    bundle, weights = loaded(tmp_path, scheme, SMALL | {"q_lora_rank": rank}, chosen)
+    joined, wanted = weights.layers[1].qkv_a, []
+    for part in ("q_a_proj", "kv_a_proj_with_mqa"):
+        name = f"model.layers.1.self_attn.{part}.weight"
+        stored = bundle.target[name] if part in plain else dequantised(matrix_of(bundle.target, name))
+        wanted.append(stored.astype(np.float64))
+    assert isinstance(joined, {"fp8": Fp8Matrix, "int4": Int4Matrix}[scheme]) == kept
+    values = dequantised(joined) if kept else joined
+    np.testing.assert_array_equal(values, np.concatenate(wanted))
+    norms = [bundle.target[f"model.layers.1.self_attn.{part}_a_layernorm.weight"] for part in ("q", "kv")]
+    np.testing.assert_array_equal(weights.layers[1].qkv_a_norm, np.concatenate(norms).astype(np.float64))
+
+
 def test_a_drafter_may_be_quantised_too(tmp_path):
     plain = {name: np.nan_to_num(t.astype(np.float32)) for name, t in random_tensors(DRAFTER, "bf16").items()}
     tensors = quantised({name: np.clip(t, -9, 9) for name, t in plain.items()}, "fp8", linear)

@@ -122,10 +122,11 @@ def check_arrays(engine: Engine) -> list[str]:
     prefix, experts = f"model.layers.{last}", weights.layers[last].mlp.experts
     heads, nope = engine.config.num_attention_heads, engine.config.qk_nope_head_dim
     kv_b = file[f"{prefix}.self_attn.kv_b_proj.weight"].reshape(heads, -1, engine.config.kv_lora_rank)
+    into = [f"model.layers.0.self_attn.{part}.weight" for part in ("q_a_proj", "kv_a_proj_with_mqa")]
     pairs = {
         "embedding": (weights.embedding, file["model.embed_tokens.weight"]),
         "head": (weights.head, file["lm_head.weight"]),
-        "kv_a": (weights.layers[0].kv_a, file["model.layers.0.self_attn.kv_a_proj_with_mqa.weight"]),
+        "qkv_a": (weights.layers[0].qkv_a, np.concatenate([file[name] for name in into])),
         "w_kc": (weights.layers[last].w_kc, kv_b[:, :nope].transpose(0, 2, 1)),
         "w_vc": (weights.layers[last].w_vc, kv_b[:, nope:]),
     }

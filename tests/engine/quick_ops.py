@@ -12,7 +12,7 @@ from ddtree.ops.numpy_ops import NumpyOps
 from ddtree.reference.gate import gate_device
 
 TWINS = (
-    *("embed", "linear", "head_linear", "rms_norm", "add_norm", "swiglu", "copy_columns", "rope"),
+    *("embed", "linear", "head_linear", "rms_norm", "add_norm", "swiglu", "add", "copy_columns", "rope"),
     *("split_query", "append_latent", "append_rows", "attention", "block_attention", "experts"),
     *("topk_log_softmax", "wide_linear", "branch_scores"),
 )

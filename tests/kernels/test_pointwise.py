@@ -1,4 +1,4 @@
-"""SwiGLU against f64 at every size of gate; in place, and guards."""
+"""SwiGLU against f64 at every size of gate, and the plain sum bit for bit; in place, and guards."""
 
 import numpy as np
 import pytest
@@ -49,21 +49,38 @@ def check_swiglu(shape, seed):
     assert_same_bits(to_host(in_place), to_host(out), f"swiglu {shape} in place")
 
 
+def check_add(shape, seed):
+    rng = np.random.default_rng(seed)
+    x, y = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    x.reshape(-1)[::3] *= 1e8
+    whole, out = guarded(shape)
+    pointwise.add(to_device(x), to_device(y), out)
+    assert_same_bits(to_host(out), x + y, f"add {shape}, seed {seed}")
+    assert_guard(whole, f"add {shape}")
+    for place in range(2):
+        both = [to_device(x), to_device(y)]
+        pointwise.add(*both, both[place])
+        assert_same_bits(to_host(both[place]), x + y, f"add {shape} in place of argument {place}")
+
+
 @pytest.mark.simulator
 @pytest.mark.parametrize("shape", SMALL)
 def test_small(shape):
     check_swiglu(shape, seed=len(shape))
+    check_add(shape, seed=len(shape))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", LARGE)
 def test_large(shape):
     check_swiglu(shape, fresh_seed())
+    check_add(shape, fresh_seed())
 
 
 @pytest.mark.simulator
-def test_wrong_arguments_are_refused():
+@pytest.mark.parametrize("launch", [pointwise.swiglu, pointwise.add])
+def test_wrong_arguments_are_refused(launch):
     x, wide = to_device(np.zeros((2, 4), np.float32)), to_device(np.zeros((2, 4)))
     for arguments in ((x, x, x[:1]), (x, x[:, :2], x), (wide, x, x), (x, x, wide), (x[:, ::2],) * 3):
         with pytest.raises(LaunchError):
-            pointwise.swiglu(*arguments)
+            launch(*arguments)

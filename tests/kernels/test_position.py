@@ -17,7 +17,7 @@ EPS = np.finfo(np.float32).eps
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of a call; `dim` are the rotary dimensions, `nope` and `rank` what stands before them."""
+    """Sizes of a call; `dim` are the rotary dimensions, `nope`, or `query` and `rank`, what stands before them."""
 
     rows: int
     heads: int = 1
@@ -27,6 +27,7 @@ class Case:
     context_len: int = 7
     table: int = 40
     bf16: bool = False
+    query: int = 0
 
     def __str__(self):
         return "-".join(f"{name}{value}" for name, value in vars(self).items())
@@ -34,20 +35,21 @@ class Case:
 
 SMALL = [
     Case(1, dim=2),
-    Case(3, heads=2, nope=3, rank=9, dim=6),
-    Case(3, nope=5, rank=32, dim=8, bf16=True),
+    Case(3, heads=2, nope=3, rank=9, dim=6, query=5),
+    Case(3, nope=5, rank=32, dim=8, bf16=True, query=48),
     Case(2, heads=3, nope=4, rank=20, dim=4, context_len=0),
-    Case(5, rank=3, dim=2, context_len=30, table=31),  # positions pass the table
+    Case(5, rank=3, dim=2, context_len=30, table=31, query=40),  # positions pass the table
 ]
 LARGE = [
-    Case(rows, heads, 128, 512, 64, 8191, 9000, bf16)
+    Case(rows, heads, 128, 512, 64, 8191, 9000, bf16, 1536)
     for rows, heads in ((1, 64), (3, 128), (64, 64), (65, 16), (513, 64))
     for bf16 in (False, True)
 ] + [
     Case(16, 8, 32, 64, 16, 100, 1024),
-    Case(33, 3, 5, 33, 6, 61, 200, True),
+    Case(33, 3, 5, 33, 6, 61, 200, True, 35),
     Case(9, 4, 1, 1, 2, 0, 9),
     Case(64, 1, 0, 512, 64, 950, 1000, True),
+    Case(5, 1, 0, 256, 64, 0, 9, True, 3072),
 ]
 
 
@@ -125,17 +127,24 @@ def check_split_query(case, seed):
     assert np.isnan(to_host(nope)[-1]).all() and np.isnan(to_host(rope)[-1]).all(), f"{what}: past its rows"
 
 
+def norm_oracle(x, weight):
+    wide = x.astype(np.float64)
+    return weight * (wide / np.sqrt(np.square(wide).mean(axis=-1, keepdims=True) + 1e-6))
+
+
 def check_append_latent(case, seed, room=3):
-    """`room` rows fit behind context_len; any others must leave no trace."""
+    """`room` rows fit behind context_len; any others must leave no trace in the caches."""
     what = f"append_latent {case}, room {room}, seed {seed}"
     rng, _, _, at = draw(case, seed)
-    kv = rng.standard_normal((case.rows, case.rank + case.dim)).astype(np.float32)
-    weight = rng.standard_normal(case.rank).astype(np.float32)
+    query, both = case.query, case.query + case.rank
+    qkv = rng.standard_normal((case.rows, both + case.dim)).astype(np.float32)
+    weight = rng.standard_normal(both).astype(np.float32)
     dtype = np.uint16 if case.bf16 else np.float32
     capacity = case.context_len + room
     whole = [poisoned((capacity + 2, width), dtype) for width in (case.rank, case.dim)]
     caches = [cache[:capacity] for cache in whole]
-    position.append_latent(to_device(kv), to_device(weight), 1e-6, *at, *caches)
+    found = poisoned((case.rows + 1, max(query, 1)))
+    position.append_latent(to_device(qkv), to_device(weight), 1e-6, *at, found[:-1], *caches)
 
     written = min(case.rows, room)
     new = slice(case.context_len, case.context_len + written)
@@ -144,14 +153,29 @@ def check_append_latent(case, seed, room=3):
         untouched = np.delete(cache, np.arange(new.start, new.stop), axis=0)
         assert_same_bits(untouched, to_host(poisoned(untouched.shape, dtype)), f"{what}: other rows")
     latents, keys = poisoned((case.rows, case.rank)), poisoned((case.rows, 1, case.dim))
-    norm.rms_norm(to_device(kv[:, : case.rank]), to_device(weight), 1e-6, latents)
-    position.rope(to_device(kv[:, None, case.rank :]), *at, keys)
-    same_sum = norm.is_wide(case.rank) == norm.is_wide(case.rank, case.dim)
+    norm.rms_norm(to_device(qkv[:, query:both]), to_device(weight[query:]), 1e-6, latents)
+    position.rope(to_device(qkv[:, None, both:]), *at, keys)
+    wide = norm.is_wide(query, case.rank, case.dim)
+
+    def same_sum(width):  # wide alike, and each thread has one piece, however many threads there are
+        return norm.is_wide(width) == wide and norm.norm_threads(width, wide) * (4 if wide else 1) >= width
+
     want = [to_host(latents)[:written], to_host(keys)[:written, 0]]
     want = [bf16_bits(values) for values in want] if case.bf16 else want
-    if same_sum:
+    if same_sum(case.rank):
         assert_same_bits(got[0][new], want[0], f"{what}: latents")
     assert_same_bits(got[1][new], want[1], f"{what}: keys")
+    normed = to_host(found)
+    assert np.isnan(normed[-1]).all(), f"{what}: past the query's rows"
+    if not query:
+        assert np.isnan(normed).all(), f"{what}: there is no query"
+        return
+    wanted = norm_oracle(qkv[:, :query], weight[:query])
+    assert_close(normed[:-1], wanted, (query / 2 + 8) * EPS, f"{what}: query", elementwise=True)
+    if same_sum(query):
+        alone = poisoned((case.rows, query))
+        norm.rms_norm(to_device(qkv[:, :query]), to_device(weight[:query]), 1e-6, alone)
+        assert_same_bits(normed[:-1], to_host(alone), f"{what}: query")
 
 
 @pytest.mark.simulator
@@ -197,7 +221,7 @@ def test_wrong_arguments_are_refused():
         for launch in (
             lambda at: position.rope(f32(3, 1, 4), *at, f32(3, 1, 4)),
             lambda at: position.split_query(f32(3, 1, 5), *at, f32(3, 1, 1), f32(3, 1, 4)),
-            lambda at: position.append_latent(f32(3, 6), f32(2), 1e-6, *at, f32(9, 2), f32(9, 4)),
+            lambda at: position.append_latent(f32(3, 7), f32(3), 1e-6, *at, f32(3, 1), f32(9, 2), f32(9, 4)),
         ):
             with pytest.raises(LaunchError):
                 launch(wrong)
@@ -207,10 +231,12 @@ def test_wrong_arguments_are_refused():
         lambda: position.rope(f32(3, 1, 4), *at, to_device(np.zeros((3, 1, 4)))),
         lambda: position.rope(f32(3, 1, 3), *at, f32(3, 1, 3)),
         lambda: position.split_query(f32(3, 1, 5), *at, f32(3, 1, 2), f32(3, 1, 4)),
-        lambda: position.append_latent(f32(3, 6), f32(2), 0, *at, f32(9, 2), f32(9, 4)),
-        lambda: position.append_latent(f32(3, 6), f32(2), 1e-6, *at, f32(9, 2), f32(8, 4)),
-        lambda: position.append_latent(f32(3, 6), f32(2), 1e-6, *at, f32(9, 2), bits),
-        lambda: position.append_latent(f32(3, 7), f32(2), 1e-6, *at, f32(9, 2), f32(9, 4)),
+        lambda: position.append_latent(f32(3, 7), f32(3), 0, *at, f32(3, 1), f32(9, 2), f32(9, 4)),
+        lambda: position.append_latent(f32(3, 7), f32(3), 1e-6, *at, f32(3, 1), f32(9, 2), f32(8, 4)),
+        lambda: position.append_latent(f32(3, 7), f32(3), 1e-6, *at, f32(3, 1), f32(9, 2), bits),
+        lambda: position.append_latent(f32(3, 8), f32(3), 1e-6, *at, f32(3, 1), f32(9, 2), f32(9, 4)),
+        lambda: position.append_latent(f32(3, 7), f32(3), 1e-6, *at, f32(3, 2), f32(9, 2), f32(9, 4)),
+        lambda: position.append_latent(f32(3, 5), f32(1), 1e-6, *at, f32(3, 0), f32(9, 2), f32(9, 4)),
     ):
         with pytest.raises(LaunchError):
             launch()

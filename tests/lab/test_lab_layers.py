@@ -74,7 +74,7 @@ def test_no_operation_alone_errs_by_much(name: str) -> None:
 def test_bf16_rounds_matrices_and_caches_alone() -> None:
     session = prefilled(tiny("dsv3"), Bf16Ops(), TOKENS)
     layer, weights = session.model.weights.layers[-1], session.model.weights
-    matrices = [weights.embedding, weights.head, layer.q_b, layer.kv_a, layer.w_kc, layer.w_vc, layer.o]
+    matrices = [weights.embedding, weights.head, layer.qkv_a, layer.q_b, layer.w_kc, layer.w_vc, layer.o]
     matrices += [layer.mlp.experts.gate, layer.mlp.experts.up, layer.mlp.experts.down]
     for array in matrices + [cache[: len(TOKENS)] for cache in session.cache.arrays]:
         assert isinstance(array, Rounded) and np.array_equal(array, rounded(array))

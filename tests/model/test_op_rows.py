@@ -145,16 +145,16 @@ def split_query(rng, dtype):
 
 
 def append_latent(rng, dtype):
-    kv, weight, at = hard(rng, dtype, 43), rng.standard_normal(33).astype(dtype), tables(rng, dtype, 5)
+    qkv, weight, at = hard(rng, dtype, 60), rng.standard_normal(50).astype(dtype), tables(rng, dtype, 5)
     depths = rng.integers(20, size=NUM_ROWS).astype(np.int32)
 
     def run(rows):
-        caches = nan(dtype, POSITIONS, 33), nan(dtype, POSITIONS, 10)
-        OPS.append_latent(kv[rows], weight, 1e-6, *at, depths[rows], CONTEXT, *caches)
+        query, *caches = nan(dtype, len(rows), 17), nan(dtype, POSITIONS, 33), nan(dtype, POSITIONS, 10)
+        OPS.append_latent(qkv[rows], weight, 1e-6, *at, depths[rows], CONTEXT, query, *caches)
         new = slice(CONTEXT, CONTEXT + len(rows))
         for cache in caches:
             assert np.isnan(cache[:CONTEXT]).all() and np.isnan(cache[new.stop :]).all()
-        return [cache[new] for cache in caches]
+        return [query, *(cache[new] for cache in caches)]
 
     return run
 
@@ -258,7 +258,7 @@ CASES = {
     "wide_linear": lambda rng, dtype: linear(rng, np.float32, "wide_linear"),
     "rms_norm": rms_norm,
     "add_norm": add_norm,
-    "swiglu": elementwise("swiglu"),
+    **{name: elementwise(name) for name in ("swiglu", "add")},
     "copy_columns": copy_columns,
     "rope": rope,
     "split_query": split_query,

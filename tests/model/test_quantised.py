@@ -51,7 +51,10 @@ def test_which_weights_stay_quantised(kind):
     weights = make_model(quantised_tiny(kind), "f32").weights
     layer, stored = weights.layers[2], {"fp8": Fp8Matrix}.get(kind, Int4Matrix)
     assert isinstance(layer.mlp.experts.down, stored) and layer.mlp.experts.down.shape[1:] == (128, 64)
-    assert isinstance(layer.q_a, stored) == isinstance(layer.o, stored) == (kind != "int4")
+    assert isinstance(layer.o, stored) == (kind != "int4")
+    assert isinstance(layer.qkv_a, stored) == (
+        kind == "int4 everywhere"
+    )  # fp8: 48 rows share scales with kv_a's
     assert isinstance(weights.layers[0].mlp.up, stored) == (kind != "int4")
     together = kind != "int4"  # shared experts of the routed ones' format lie behind them
     assert layer.mlp.experts.gate.shape[0] == 8 + together and (layer.mlp.shared is None) == together

@@ -3,7 +3,7 @@
 import numpy as np
 
 STAGES = ("draft", "build", "verify", "accept", "compact")
-SHARED = ("linear q_a", "rms_norm q_a_norm", "linear q_b", "split_query", "linear kv_a", "append_latent kv_a_norm",
+SHARED = ("linear qkv_a", "append_latent qkv_a_norm", "linear q_b", "split_query",
           "head_linear w_kc", "attention", "head_linear w_vc", "linear o", "add_norm post_norm")  # fmt: skip
 DENSE = (*SHARED, "linear mlp.gate", "linear mlp.up", "swiglu", "linear mlp.down", "add_norm input_norm")
 MOE = (*SHARED, "linear mlp.router", "gate mlp.bias", "experts mlp.experts.gate+mlp.experts.up+mlp.experts.down",

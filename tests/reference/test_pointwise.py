@@ -1,4 +1,4 @@
-"""RMSNorm, alone and after an add, SwiGLU, the column copy against f64: outliers, zeros, in place, no warnings."""
+"""RMSNorm, alone and after an add, SwiGLU, sum, column copy against f64: outliers, zeros, in place, no warnings."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from compare_arrays import assert_close, assert_same_bits
 from support import DTYPES, EPS, ODD_SIZES
 
-from ddtree.reference.pointwise import add_norm, copy_columns, rms_norm, swiglu
+from ddtree.reference.pointwise import add, add_norm, copy_columns, rms_norm, swiglu
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -110,6 +110,17 @@ def test_add_norm_adds_once_and_norms_the_sum(width, dtype):
     add_norm(x, y, weight, 1e-6, y)
     assert_same_bits(x, total, "the residual")
     assert_same_bits(y, want, "the norm, in the branch's place")
+
+
+@each_dtype
+def test_add_rounds_the_sum_once_in_either_place(dtype):
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((3, 33)).astype(DTYPES[dtype]) for _ in range(2))
+    total = (x.astype(np.longdouble) + y.astype(np.longdouble)).astype(DTYPES[dtype])
+    for place in range(3):
+        arrays = [x.copy(), y.copy(), np.full_like(x, np.nan)]
+        add(arrays[0], arrays[1], arrays[place])
+        assert_same_bits(arrays[place], total, f"in place of argument {place}")
 
 
 @each_dtype

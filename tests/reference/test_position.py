@@ -109,17 +109,20 @@ def test_split_query_copies_nope_and_turns_rope(m, dtype):
 @pytest.mark.parametrize("m", ODD_SIZES)
 def test_append_latent_writes_its_rows_and_no_other(m, dtype):
     rng = np.random.default_rng(m)
-    context_len, rank, dim = 61, 33, 8
-    kv = rng.standard_normal((m, rank + dim)).astype(DTYPES[dtype])
-    weight = rng.standard_normal(rank).astype(DTYPES[dtype])
+    context_len, query, rank, dim = 61, 17, 33, 8
+    qkv = rng.standard_normal((m, query + rank + dim)).astype(DTYPES[dtype])
+    weight = rng.standard_normal(query + rank).astype(DTYPES[dtype])
+    q_lora = np.full((m, query), np.nan, DTYPES[dtype])
     depths = rng.integers(20, size=m).astype(np.int32)  # a tree's: rows and positions differ
     latents, ropes = (np.full((NUM_POSITIONS, width), np.nan, DTYPES[dtype]) for width in (rank, dim))
-    append_latent(kv, weight, 1e-6, *tables(dim, dtype), depths, context_len, latents, ropes)
+    append_latent(qkv, weight, 1e-6, *tables(dim, dtype), depths, context_len, q_lora, latents, ropes)
     new = slice(context_len, context_len + m)
     normed = np.empty((m, rank), DTYPES[dtype])
-    rms_norm(kv[:, :rank], weight, 1e-6, normed)
+    rms_norm(qkv[:, query : query + rank], weight[query:], 1e-6, normed)
     assert_same_bits(latents[new], normed, "latents")
-    key = kv[:, None, rank:]
+    rms_norm(qkv[:, :query], weight[:query], 1e-6, want_query := np.empty_like(q_lora))
+    assert_same_bits(q_lora, want_query, "the query's part")
+    key = qkv[:, None, query + rank :]
     want = turned(key.astype(np.float64), context_len + depths, 10000.0)[:, 0]
     assert_close(ropes[new], want, 4 * EPS[dtype], "ropes", scale=pair_size(key)[:, 0])
     for cache in (latents, ropes):
@@ -130,10 +133,11 @@ def test_append_latent_up_to_the_last_row_and_not_past_it():
     kv, weight, at = np.ones((3, 12)), np.ones(4), tables(8, "f64")
     depths = np.arange(3, dtype=np.int32)
     caches = np.full((10, 4), np.nan), np.full((10, 8), np.nan)
-    append_latent(kv, weight, 1e-6, *at, depths, 7, *caches)
+    none = np.empty((3, 0))
+    append_latent(kv, weight, 1e-6, *at, depths, 7, none, *caches)
     assert np.isfinite(caches[0][7:]).all()
     with pytest.raises(AssertionError):
-        append_latent(kv, weight, 1e-6, *at, depths, 8, *caches)
+        append_latent(kv, weight, 1e-6, *at, depths, 8, none, *caches)
 
 
 @each_dtype
