@@ -45,7 +45,12 @@ def estimate(
     if not contexts:
         raise UsageError("layers: expected a document of bench layers with times, which need a GPU")
     stored = document.get("weights") or WEIGHTS[0]
-    whole = open_random(config or document.get("model", ""), weights=stored)
+    model = document.get("model", "")
+    whole = open_random(config or model, weights=stored)
+    if whole.path.stem != model:
+        raise UsageError(
+            f"config: expected that of {model!r}, whose layers were timed, found {whole.path.stem!r}"
+        )
     drafter = _drafter_of(whole)
     drafts = draft_costs(whole, contexts, draft)
     most = max(each["rows"] for each in document["times"])

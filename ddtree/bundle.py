@@ -43,8 +43,8 @@ class Bundle:
 
     @property
     def fp8(self) -> bool:
-        """Whether the target has fp8 matrices outside its routed experts."""
-        return holds_fp8(self.target.arrays)
+        """Whether target or drafter has fp8 matrices outside routed experts."""
+        return any(holds_fp8(file.arrays) for file in self.files)
 
     def sha256(self) -> dict[str, str]:
         """The sha256 of the target and, where there is one, of the drafter; traces carry it."""

@@ -37,7 +37,7 @@ def format_of(name: str, names: Container[str]) -> str:
 
 
 def holds_fp8(names: Iterable[str]) -> bool:
-    """Whether an array of a target is of an fp8 weight outside the routed experts, which `linear` multiplies."""
+    """Whether an array of a model is of an fp8 weight outside the routed experts, which `linear` multiplies."""
     ending = MATRICES["fp8"][1]
     return any(name.endswith(ending) and ".mlp.experts." not in name for name in names)
 

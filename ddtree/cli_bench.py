@@ -230,9 +230,10 @@ def bench_draft_command(config: str, contexts: tuple[int, ...], dtype: str, as_j
 
 
 def _document(path: str) -> dict[str, Any]:
-    """The JSON object that a file holds."""
+    """The JSON object that a file holds, all of its numbers finite."""
     try:
         found = json.loads(Path(path).read_text("utf-8"))
+        json.dumps(found, allow_nan=False)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot read the document: {error}") from None
     if not isinstance(found, dict):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddtree.compare import name_of_method
 from ddtree.errors import UsageError
 from ddtree.trace import TraceRun, read_trace
 
@@ -103,6 +104,18 @@ def name_of(setting: Setting) -> str:
     method, budget, temperature = setting
     where = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     return f"{method}{f' {budget}' if method != 'ar' else ''}, {where}"
+
+
+def shape_of(runs: Sequence[TraceRun]) -> str:
+    """The shape of one setting's trees; of other methods best_first, which their tables are for."""
+    settings = runs[0].settings
+    return settings.get("shape", "best_first") if settings["method"] == "tree" else "best_first"
+
+
+def name_of_runs(setting: Setting, runs: Sequence[TraceRun]) -> str:
+    """The setting of some runs in words, with the shape of their trees unless that is best_first."""
+    method, budget, temperature = setting
+    return name_of((name_of_method({"method": method, "shape": shape_of(runs)}), budget, temperature))
 
 
 def rounds_of(runs: Sequence[TraceRun]) -> list[dict[str, Any]]:

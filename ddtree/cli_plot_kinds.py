@@ -13,7 +13,7 @@ from ddtree import plots
 from ddtree.bench_layers import WORST
 from ddtree.bundle import DEFAULT_MODEL, Bundle, open_bundle
 from ddtree.cli_options import say
-from ddtree.cli_plot_inputs import Inputs, name_of, one_temperature, rounds_of
+from ddtree.cli_plot_inputs import Inputs, name_of, name_of_runs, one_temperature, rounds_of, shape_of
 from ddtree.compare import name_of_method
 from ddtree.errors import UsageError
 from ddtree.study_experts import KIND as SHARING
@@ -85,7 +85,7 @@ def _same_target(bundle: Bundle, headers: list[dict[str, Any]]) -> bool:
 
 def _acceptance(inputs: Inputs) -> Figure:
     lengths = {
-        name_of(setting): [len(this.tokens) for this in seen_rounds(rounds_of(runs))]
+        name_of_runs(setting, runs): [len(this.tokens) for this in seen_rounds(rounds_of(runs))]
         for setting, runs in inputs.by_setting().items()
         if setting[0] != "ar"
     }
@@ -102,7 +102,10 @@ def _budgets(inputs: Inputs) -> Figure:
 
 def _stages(inputs: Inputs) -> Figure:
     if inputs.runs:
-        stages = {name_of(s): point_of_rounds(rounds_of(runs))[1] for s, runs in inputs.by_setting().items()}
+        stages = {
+            name_of_runs(setting, runs): point_of_rounds(rounds_of(runs))[1]
+            for setting, runs in inputs.by_setting().items()
+        }
     else:
         stages = {_name(record): record["stage_ms"] for record in inputs.records()}
     return plots.stage_bars(stages, inputs.options["title"])
@@ -168,7 +171,8 @@ def _calibration(inputs: Inputs) -> Figure:
     setting, runs = inputs.one_setting()
     bins = calibration(rounds_of(runs))
     title = (
-        inputs.options["title"] or f"Calibration, {name_of(setting)}: {int(bins.counts.sum())} drafted nodes"
+        inputs.options["title"]
+        or f"Calibration, {name_of_runs(setting, runs)}: {int(bins.counts.sum())} drafted nodes"
     )
     return plots.calibration_figure(bins, title)
 
@@ -177,14 +181,15 @@ def _siblings(inputs: Inputs) -> Figure:
     setting, runs = inputs.one_setting()
     table = sibling_table(rounds_of(runs))
     said = f"{int(table.reached[0])} rounds, {table.first_misses} first misses"
-    return plots.sibling_figure(table, inputs.options["title"] or f"Siblings, {name_of(setting)}: {said}")
+    title = f"Siblings, {name_of_runs(setting, runs)}: {said}"
+    return plots.sibling_figure(table, inputs.options["title"] or title)
 
 
 def _expected(inputs: Inputs) -> Figure:
     setting, runs = inputs.one_setting()
     budgets = range(1, (inputs.options["max_budget"] or MAX_BUDGET) + 1)
-    curve = mean_budget_curve(rounds_of(runs), budgets)
-    title = f"Acceptance length by budget ({plots.CONVENTION}), roots of {name_of(setting)}"
+    curve = mean_budget_curve(rounds_of(runs), budgets, shape_of(runs))
+    title = f"Acceptance length by budget ({plots.CONVENTION}), roots of {name_of_runs(setting, runs)}"
     return plots.expected_figure(curve, inputs.options["title"] or title)
 
 
@@ -217,7 +222,7 @@ def _cost_of_trace(inputs: Inputs) -> Figure:
     groups = {s: seen for s, seen in groups.items() if seen}
     cost = cost_curve([point_of_rounds(rounds_of(inputs.by_setting()[s])) for s in groups])
     most = int(min(inputs.options["max_budget"] or MAX_BUDGET, setting[1]))
-    curve = mean_budget_curve(rounds_of(runs), range(1, most + 1))
+    curve = mean_budget_curve(rounds_of(runs), range(1, most + 1), shape_of(runs))
     acceptance = dict(zip(curve.budgets.tolist(), curve.actual.tolist(), strict=True))
     acceptance |= {0: 1.0} if any(s[0] == "ar" for s in groups) else {}
     measured = {
@@ -225,7 +230,7 @@ def _cost_of_trace(inputs: Inputs) -> Figure:
         for s, seen in groups.items()
         if s[1]
     }
-    title = inputs.options["title"] or f"Which budget pays, at the roots of {name_of(setting)}"
+    title = inputs.options["title"] or f"Which budget pays, at the roots of {name_of_runs(setting, runs)}"
     return plots.cost_figure(cost, acceptance, measured, title)
 
 

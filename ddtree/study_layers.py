@@ -79,10 +79,13 @@ class LayerCosts:
         """Experts that the bench's rows touched; between measured rows their effective rows are a straight line.
 
         Rows of random tokens through random weights: their states resemble one another more than independent draws
-        do, so they touch fewer experts than `expected_experts`, and what a trained router does they do not say.
+        do, so they touch fewer experts than `expected_experts`, and what a trained router does they do not say. Rows
+        that touched all experts count as independent ones: no number of rows says more.
         """
         of = config.n_routed_experts, config.num_experts_per_tok
-        return expected_experts(*of, self._at(rows, effective_rows(*of, self.touched)))
+        effective = effective_rows(*of, self.touched)
+        effective = np.where(np.isfinite(effective), effective, self.rows)
+        return expected_experts(*of, self._at(rows, effective))
 
     def _at(self, rows: Any, values: np.ndarray) -> np.ndarray:
         rows = np.asarray(rows, float)
@@ -103,8 +106,8 @@ def layer_costs(document: Mapping[str, Any], context_len: int) -> LayerCosts:
         known = ", ".join(str(n) for n in sorted({each["context_len"] for each in times})) or "none"
         raise UsageError(f"layers: context {context_len} was not timed; there is {known}")
     for kind in ("dense", "moe"):
-        if not _layers(mine[0], kind):
-            raise UsageError(f"layers: expected a timed {kind} layer, found none")
+        if not all(_layers(each, kind) for each in mine):
+            raise UsageError(f"layers: expected a timed {kind} layer in every forward, found none")
     dense, moe = (np.array([np.mean(_layers(each, kind)) for each in mine]) for kind in ("dense", "moe"))
     experts = np.array([_experts_us(each) for each in mine])
     return LayerCosts(
@@ -151,6 +154,8 @@ def fit_experts(document: Mapping[str, Any], most_rows: int = FITTED_ROWS) -> Ex
     if len(set(touched)) < 2:
         raise UsageError(f"layers: expected two numbers of experts touched by up to {most_rows} rows to fit")
     times = np.array([_experts_us(each) for each in mine])
+    if not (times > 0).all():
+        raise UsageError(f"layers: expected experts that took time, found {times.min():g} us")
     slope, base = np.polyfit(touched, times, 1, w=1 / times)
     errors = (base + slope * touched) / times - 1
     return ExpertFit(

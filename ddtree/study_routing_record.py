@@ -146,7 +146,7 @@ def record_routing(
     with journal or nullcontext():
         found = journal.begin([key for mine in keys for key in mine]) if journal else {}
         for each, head, mine in zip(plan, heads, keys, strict=True):
-            new = [found[key] for key in mine if key in found]
+            new = [found[key] | head for key in mine if key in found]  # a prompt may have another id now
             if not new or len(new) < len(mine):
                 routed = list(routed_rounds(engine, each.prompt_ids, each.config, each.sequence))
                 new = _rows(engine, head, routed, each.prompt_ids)

@@ -7,11 +7,17 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ddtree.study_journal import RowKind
+from ddtree.study_overlap import RELATIONS
 
 KEY = (
     *("target_sha256", "drafter_sha256", "prompt_sha256", "sequence", "backend", "max_new_tokens"),
     *("temperature", "top_k", "top_p", "seed", "shape", "budget", "layer", "version", "shape_sha256"),
 )  # rows equal in these are equal
+COUNTS = (
+    *("rounds", "rounds_full", "rounds_full_outside_loops", "experts", "experts_per_token"),
+    *(f"pairs_{name}" for name in RELATIONS),
+)
+MEANS = (*("touched_full", "touched_full_outside_loops"), *(f"shared_{name}" for name in RELATIONS))
 NUMBERS = ("sequence", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "budget", "layer")
 
 
@@ -21,18 +27,30 @@ def key_of(row: Mapping[str, Any]) -> tuple:
 
 
 def row_in(line: bytes) -> dict[str, Any] | None:
-    """The row that a line of a file holds; None where it lacks, or has of another kind, what tells it and sums read."""
+    """The row that a line of a file holds; None where it lacks, or has of another kind, what tells it and sums read.
+
+    Nor is a row what holds a number that is not finite, which none is written with.
+    """
     try:
         row = json.loads(line)
+        json.dumps(row, allow_nan=False)
     except (ValueError, RecursionError):
         return None
     whole = (
         isinstance(row, dict)
         and all(type(row.get(name)) in ((int, float) if name in NUMBERS else (str,)) for name in KEY)
-        and all(type(row.get(name)) is int for name in ("rounds", "rounds_full", "rounds_full_outside_loops"))
+        and all(_is_count(row.get(name)) for name in COUNTS)
+        and 0 < row["experts_per_token"] < row["experts"]
+        and all(name in row and type(row[name]) in (float, type(None)) for name in MEANS)
         and isinstance(row.get("load"), list)
+        and len(row["load"]) == row["experts"]
+        and all(map(_is_count, row["load"]))
     )
     return row if whole else None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
 
 
 def difference(key: tuple, wanted: Collection[tuple]) -> str:

@@ -23,7 +23,7 @@ def largest_scratch(
     """Elements and dtype of each scratch, by name, for `max_rows` rows over caches of `capacity` rows.
 
     `gemm` is what multiplies bf16 weights, "cublas" or "invariant", which take scratch for that; empty with f32 ones.
-    Beside either, fp8 matrices of layers take some, if there may be any (`fp8`).
+    Beside either, fp8 matrices of target or drafter take some, if there may be any (`fp8`).
     """
     sizes = _target(config, max_rows, capacity)
     if drafter is not None:
@@ -35,10 +35,12 @@ def largest_scratch(
         sizes["gemm input"] = inputs, np.uint16
     if gemm:
         products = _target_products(config, max_rows)
-        layers = [shape for _, heads, *shape in products if heads == 1 and shape[0] != config.vocab_size]
-        quantised = max(linear_fp8.linear_fp8_scratch(max_rows, *shape) for shape in layers) if fp8 else 0
         if drafter is not None:
             products += _drafter_products(config, drafter, max_rows)
+        layers = [
+            (n, *shape) for n, heads, *shape in products if heads == 1 and shape[0] != config.vocab_size
+        ]
+        quantised = max(linear_fp8.linear_fp8_scratch(*shape) for shape in layers) if fp8 else 0
         plain = max(linear.linear_scratch(*shape) for shape in products) if gemm == "invariant" else 0
         if count := max(plain, quantised):
             sizes["linear"] = count, np.float32

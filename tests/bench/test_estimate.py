@@ -196,9 +196,10 @@ def test_the_recorded_bench_of_kimi():
         ({"times": [forward(6), forward(9)]}, "expected a forward of 1 row, found 6 and more"),
         ({"times": [forward(1)]}, "two numbers of experts touched"),
         (
-            {"times": [forward(n) | {"layers": forward(n)["layers"][2:]} for n in (1, 6)]},
-            "a timed dense layer",
+            {"times": [forward(1), forward(6) | {"layers": forward(6)["layers"][2:]}]},
+            "a timed dense layer in every forward",
         ),
+        ({"model": "large"}, "config: expected that of 'large', whose layers were timed, found 'small'"),
     ],
 )
 def test_what_cannot_be_estimated_is_one_line(config, change, match):
@@ -232,10 +233,12 @@ def test_a_recorded_document_is_estimated_without_a_gpu(run, config, tmp_path):
     code, out, _ = run(*words, "--json")
     assert code == 0 and json.loads(out) == bench() | {"estimate": json.loads(json.dumps(found))}
     (tmp_path / "other.json").write_text(json.dumps(bench() | {"times": [{"rows": 1}]}))
+    (tmp_path / "nan.json").write_text(json.dumps(bench() | {"note": float("nan")}))
     for arguments, said in (
         ((*words, "--rows", 3), "--from times nothing: leave out --rows"),
         ((*words, "--backend", "cuda"), "--from times nothing: leave out --backend"),
         (("--from", tmp_path / "none.json"), "none.json: cannot read the document"),
+        (("--from", tmp_path / "nan.json"), "nan.json: cannot read the document: Out of range float"),
         (
             ("--from", tmp_path / "other.json", "--config", config),
             "other.json: not in the form that bench --json",

@@ -1,13 +1,22 @@
 """The kernels' scratch is that of the weights there are: fp8 matrices take some beside either way to multiply."""
 
+import json
+
 import pytest
+from checkpoint.makers import write_hf
+from checkpoint.quantisers import linear, quantised, with_config
+from fixtures.seeded import checkpoint_dir
 from model.quantised_models import KINDS, quantised_tiny
+from safetensors import safe_open
+from support import tiny
 
 from ddtree.bench_random import open_random
 from ddtree.bundle import open_bundle
+from ddtree.checkpoint import convert_to_kdtr
 from ddtree.checkpoint_formats import holds_fp8
 from ddtree.engine_memory import plan_memory
 from ddtree.engine_parts import EngineSizes
+from kernels_numba.linear_fp8 import linear_fp8_scratch
 
 SIZES, SCRATCH = EngineSizes(64, 8192), "kernels' scratch"
 
@@ -39,3 +48,21 @@ def test_what_holds_fp8():
         assert holds_fp8([*routed, f"{layer}.{name}.weight_scale_inv"]), name
     assert not open_bundle().fp8
     assert {kind: quantised_tiny(kind).fp8 for kind in KINDS} == {"int4": 0, "fp8": 1, "int4 everywhere": 0}
+
+
+@pytest.mark.parametrize("gemm", ["invariant", "cublas"])
+def test_an_fp8_drafter_of_a_plain_target_has_its_scratch(tmp_path, gemm):
+    """What its block and the features that it learns take, or the first draft is refused."""
+    drafter = checkpoint_dir("dsv3", "draft")
+    with safe_open(drafter / "model.safetensors", framework="numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    hf = json.loads((drafter / "config.json").read_text())
+    source = write_hf(tmp_path / "hf", with_config(hf, "fp8"), quantised(tensors, "fp8", linear))
+    convert_to_kdtr(source, tmp_path / "drafter.kdtr", progress=False)
+    bundle = open_bundle(tiny("dsv3").path, tmp_path / "drafter.kdtr")
+    assert bundle.fp8 and not tiny("dsv3").fp8
+    c, rows = bundle.drafter_config, SIZES.max_rows
+    wanted = [linear_fp8_scratch(rows, c.num_key_value_heads * c.head_dim, c.hidden_size)]
+    wanted += [linear_fp8_scratch(c.block_size, c.intermediate_size, c.hidden_size)]
+    wanted += [linear_fp8_scratch(c.block_size, c.hidden_size, c.intermediate_size)]
+    assert plan_memory(bundle, SIZES, "bf16", gemm).areas[SCRATCH].get("linear", 0) >= 4 * max(wanted) > 0

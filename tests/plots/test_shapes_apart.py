@@ -2,14 +2,19 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from plots.examples import record
 from plots.layout import layout_faults
-from support import assert_one_line
+from support import assert_one_line, branched, run
 
 from ddtree import plots
 from ddtree.cli_plot_inputs import Inputs
+from ddtree.cli_plot_kinds import KINDS
+from ddtree.config import DecodeConfig
+from ddtree.engine import Engine
 from ddtree.errors import UsageError
+from ddtree.study_tables import mean_budget_curve
 
 
 @dataclass
@@ -53,3 +58,24 @@ def test_a_trace_of_several_shapes_is_no_one_setting():
     ) as caught:
         inputs(run_of("branch_aware"), run_of("best_first")).by_setting()
     assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["expected", "cost"])
+def test_curves_by_budget_are_of_the_shape_that_was_traced(monkeypatch, kind):
+    """Its drafter's scores are random, so the trees of the other shape are others."""
+    engine, traced = Engine(branched(), max_budget=16, max_context=120), run_of("branch_aware")
+    prompt = engine.bundle.encode("class Stack:\n    def __init__(self):\n")
+    traced.rounds = run(engine, prompt, DecodeConfig("tree", 16, 24, shape="branch_aware"))
+    seen = []
+    monkeypatch.setattr(plots, f"{kind}_figure", lambda *arguments: seen.extend(arguments))
+    found = inputs(traced)
+    found.options |= {"title": None, "max_budget": 16}
+    KINDS[kind].build(found)
+    mine, other = (
+        mean_budget_curve(traced.rounds, range(1, 17), shape) for shape in ("branch_aware", "best_first")
+    )
+    assert mine.actual.tolist() != other.actual.tolist()
+    actual = seen[0].actual if kind == "expected" else np.array(list(seen[1].values()))
+    assert actual.tolist() == mine.actual.tolist() and seen[-1].endswith(
+        "roots of tree branch_aware 16, greedy"
+    )

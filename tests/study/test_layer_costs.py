@@ -91,3 +91,19 @@ def test_what_cannot_be_costed_is_refused(kimi):
         layer_costs({"kind": "ddtree kernel bench"}, 128)
     with pytest.raises(UsageError, match="two numbers of experts touched"):
         fit_experts(kimi | {"times": kimi["times"][:1]})
+
+
+def test_rows_that_touched_all_experts_count_as_independent_ones():
+    found, config = document("layers_random-4.8b"), target_config("random-4.8b")
+    found["times"][-1]["forward"]["experts_touched"] = [64] * 11
+    touched = layer_costs(found, 128).bench_touched(config, [1, 16, 64])
+    assert touched[0] == pytest.approx(6) and 6 < touched[1] < 60 < touched[2] < 64
+
+
+@pytest.mark.parametrize("us", [0.0, -1.0, float("nan")])
+def test_experts_that_took_no_time_are_refused(kimi, us):
+    found = json.loads(json.dumps(kimi))
+    for each in found["times"][3]["operations"]:
+        each["us"] = us if each["operation"].startswith("experts ") else each["us"]
+    with pytest.raises(UsageError, match="expected experts that took time, found"):
+        fit_experts(found)

@@ -127,11 +127,24 @@ def test_rows_of_another_sweep_are_not_mixed_in(engine, tmp_path, whole, recorde
     write_rows(path, replay(recorded.recordings[:1], ["best_first"], [2]))
     refused(engine, path, "line 1: no row of study routing; name another")
     row = json.loads(whole.splitlines()[0])
-    broken = ({"rounds_full": "5"}, {"load": 3}, {"layer": None}, {"temperature": []}, {"shape": 1})
+    broken = [{"rounds_full": "5"}, {"load": 3}, {"layer": None}, {"temperature": []}, {"shape": 1}]
+    broken += [{"experts": None}, {"experts_per_token": 16}, {"pairs_siblings": -1}, {"touched_full": "x"}]
+    broken += [{"load": row["load"][1:]}, {"load": [*row["load"][1:], "1"]}, {"touched": float("inf")}]
+    broken += [{"shared_siblings": 10**400}]
     spoilt = [json.dumps(row | change).encode() + b"\n" for change in broken]
-    for text in (b"notes\n", b"[1]\n", *spoilt):
+    lacking = {name: value for name, value in row.items() if name != "touched_full"}
+    for text in (b"notes\n", b"[1]\n", *spoilt, json.dumps(lacking).encode()):
         path.write_bytes(text)
         refused(engine, path, "line 1: no row of study routing")
+
+
+def test_a_prompt_that_was_renamed_has_its_new_name(engine, tmp_path, whole, decoded):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(whole)
+    renamed = [replace(prompt, id=f"{prompt.id} again") for prompt in load_prompts()[:2]]
+    rows = sweep(engine, path, prompts=renamed)
+    assert not decoded and {row["prompt"] for row in rows} == {prompt.id for prompt in renamed}
+    assert rows == record_routing(engine, planned(engine, prompts=renamed))
 
 
 def test_another_file_of_a_shape_is_another_shape(engine, tmp_path):

@@ -201,3 +201,13 @@ def test_a_folder_that_cannot_be_made_is_one_line(rows, tmp_path):
         with pytest.raises(UsageError, match="cannot make the folder") as caught:
             write_report(rows, folder)
         assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize("shape", ["branch_aware", "beam"])
+def test_the_page_says_whose_head_was_not_timed(branch_recorded, tmp_path, shape):
+    rows = replay(branch_recorded.recordings, ["best_first", shape], [4, 8])
+    write_report(rows, tmp_path)
+    text = (tmp_path / "report.md").read_text("utf-8")
+    assert (f"`{shape}` reads a branch head, and no round that was timed" in text) == (
+        shape == "branch_aware"
+    )
