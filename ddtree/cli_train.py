@@ -70,6 +70,16 @@ def drafter_command(target: str | None, **options: Any) -> None:
     _run(options, lambda stages, work: stages.train_drafter(work, path))
 
 
+@train_group.command("branch")
+@click.option("--target", help="A bundle folder or target file.", show_default="target.kdtr in --out")
+@click.option("--drafter", help="The drafter's file.", show_default="drafter.kdtr beside the target")
+@train_options
+def branch_command(target: str | None, drafter: str | None, **options: Any) -> None:
+    """A branch head for a drafter that stays as it is."""
+    paths = [Path(path) if path else None for path in (target, drafter)]
+    _run(options, lambda stages, work: stages.train_branch(work, *paths))
+
+
 @train_group.command("all")
 @train_options
 def all_command(**options: Any) -> None:

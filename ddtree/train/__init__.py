@@ -1,6 +1,7 @@
 """Training of a small target, its tokenizer and its drafter with PyTorch (extra `train`); only the cli imports it.
 
 presets: shapes and runs. stages: what `ddtree train` does. corpus: files, held-out split, tokens. target, drafter,
-branch: the three networks. fit_target, fit_drafter: their losses. bank, generate: the target's own continuations.
-evaluate, acceptance: what is printed at the end. export: bundles. loop: steps, checkpoints, the log.
+branch: the three networks. fit_target, fit_drafter, fit_branch: their losses. bank, generate: the target's own
+continuations; branch_rows: a drafter's slots along them. evaluate, acceptance, branch_report: what is printed at the
+end. export: bundles. loop: steps, checkpoints, the log.
 """

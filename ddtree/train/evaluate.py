@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from tqdm import tqdm
 
-from ddtree.reference.branch_scores import branch_scores
 from ddtree.train.acceptance import Continuation, branch_tree, marginal_tree, mean_acceptance
 from ddtree.train.bank import loops
 from ddtree.train.branch import CANDIDATES, BranchHead
@@ -36,17 +36,25 @@ def held_out_prompts(tokens: np.ndarray, count: int, length: int) -> list[list[i
 
 @torch.inference_mode()
 def continuations(
-    target: Target, drafter: Drafter, branch: BranchHead | None, prompts: Sequence[Sequence[int]], new: int
+    target: Target,
+    drafter: Drafter,
+    branch: BranchHead | None,
+    prompts: Sequence[Sequence[int]],
+    new: int,
+    temperature: float = 0.0,
 ) -> tuple[list[Continuation], dict[str, Any]]:
-    """Greedy continuations of `new` tokens with the drafter's tables, and the drafter's loss and accuracy by depth.
+    """Continuations of `new` tokens, greedy or drawn at a temperature, with the drafter's tables, and its loss
+    and accuracy by depth.
 
     Loss and accuracy are means over all roots outside loops, and over roots alike, whether a decode would start a
     round there or not.
     """
     made: list[Continuation] = []
     sums = torch.zeros(3, drafter.config.horizon, dtype=torch.float64, device=target.head.device)
-    for start in range(0, len(prompts), SEQUENCES):
-        made += _some(target, drafter, branch, prompts[start : start + SEQUENCES], new, sums)
+    generator = torch.Generator(target.head.device).manual_seed(0)
+    for start in tqdm(range(0, len(prompts), SEQUENCES), desc="evaluation", unit="batch"):
+        some = prompts[start : start + SEQUENCES]
+        made += _some(target, drafter, branch, some, [temperature] * new, generator, sums)
     count, right, loss = sums.cpu().numpy()
     count = np.maximum(count, 1)
     by_depth = {"top1": (right / count).round(4).tolist(), "loss": (loss / count).round(4).tolist()}
@@ -58,16 +66,17 @@ def _some(
     drafter: Drafter,
     branch: BranchHead | None,
     prompts: Sequence[Sequence[int]],
-    new: int,
+    temperatures: Sequence[float],
+    generator: torch.Generator,
     sums: Tensor,
 ) -> list[Continuation]:
     """The same for a few prompts; adds counts, hits and losses of roots outside loops to sums f64 [3, horizon]."""
-    device, horizon = target.head.device, drafter.config.horizon
+    device, horizon, new = target.head.device, drafter.config.horizon, len(temperatures)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     padded = torch.full((len(prompts), int(lengths.max())), END_OF_TEXT, device=device)
     for row, prompt in enumerate(prompts):
         padded[row, : len(prompt)] = torch.tensor(prompt, device=device)
-    own = continue_prompts(target, padded, lengths, [0.0] * new, torch.Generator(device))
+    own = continue_prompts(target, padded, lengths, temperatures, generator)
     whole = torch.full((len(prompts), padded.shape[1] + new), END_OF_TEXT, device=device)
     whole[:, : padded.shape[1]] = padded
     within = lengths.unsqueeze(1) + torch.arange(new, device=device)
@@ -87,7 +96,12 @@ def _some(
         plain = Continuation(
             np.array(prompt), tokens[:count], table[0].astype(np.int32), table[1].astype(np.float32)
         )
-        scores = None if branch is None else _conditional(plain, hidden[row].cpu().numpy(), target, branch)
+        scores = None
+        if branch is not None:
+            few = log_probs[row, : count - 1, :, :CANDIDATES], ids[row, : count - 1, :, :CANDIDATES]
+            roots = own[row, : count - 1]
+            scores = branch.conditional(hidden[row, : count - 1], *few, roots, target.embedding, target.head)
+            scores = scores.cpu().numpy()
         made.append(Continuation(plain.prompt, plain.tokens, plain.token_ids, plain.log_probs, scores))
     assert horizon == logits.shape[2]
     return made
@@ -103,20 +117,6 @@ def _measure(tokens: Tensor, first: int, count: int, logits: Tensor, sums: Tenso
             sums[0, : len(labels)] += 1
             sums[1, : len(labels)] += rows.argmax(dim=-1) == labels
             sums[2, : len(labels)] += functional.cross_entropy(rows, labels, reduction="none")
-
-
-def _conditional(this: Continuation, hidden: np.ndarray, target: Target, branch: BranchHead) -> np.ndarray:
-    """branch_scores of each root, f32 [roots, horizon, P, P]."""
-    width = min(CANDIDATES, this.token_ids.shape[2])
-    weights = [
-        t.detach().float().cpu().numpy()
-        for t in (target.embedding, target.head, branch.parent, branch.gate, branch.child)
-    ]
-    out = np.empty((*this.token_ids.shape[:2], width, width), np.float32)
-    for root in range(len(out)):
-        table = this.token_ids[root][:, :width], this.log_probs[root][:, :width]
-        branch_scores(*table, int(this.tokens[root]), hidden[root], *weights, out[root])
-    return out
 
 
 def evaluate(

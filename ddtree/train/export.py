@@ -1,8 +1,8 @@
 """Trained weights -> bundles: a checkpoint in Hugging Face's layout, f16, which `ddtree.checkpoint` converts.
 
-The branch head's tensors stand beside the drafter's in a file of their own, `drafter_branch.kdtr`, until
-`checkpoint_names` knows them: `branch.parent.weight`, `branch.gate.weight`, `branch.child.weight`, f16 [R, H] each, and
-`dflash_config.branch` = {"rank": R, "candidates": K} in its config.
+The branch head's tensors stand beside the drafter's in a file of their own, `drafter_branch.kdtr`:
+`branch.parent.weight`, `branch.gate.weight`, `branch.child.weight`, f16 [R, H] each, and `dflash_config.branch` =
+{"rank": R, "candidates": K} in its config.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def export_branch(branch: BranchHead, drafter: Path, path: Path) -> None:
     rank = len(branch.parent)
     meta["config"]["dflash_config"]["branch"] = {"rank": rank, "candidates": CANDIDATES}
     text = np.frombuffer(json.dumps(meta["config"], indent=1).encode(), np.uint8)
-    meta["shards"][0]["count"] += len(views)
+    meta["shards"][0]["count"] += len(views.keys() - file.arrays.keys())
     weights = {name: file[name] for name in file if name != "config.json"}
     save(path, weights | views | {"config.json": text}, meta)
 

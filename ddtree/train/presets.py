@@ -78,8 +78,27 @@ class DrafterRun:
 
 
 @dataclass(frozen=True)
+class BranchRun:
+    """AdamW with a cosine over rows of a frozen drafter: `anchors` blocks of each sequence of a bank.
+
+    A row at depth d is kept with probability exp(-(d - 1) / decay), a block in a loop is drawn loop_weight times as
+    often. The trained scores are multiplied by `scale`: see docs/branch_log.md.
+    """
+
+    bank: BankRun
+    anchors: int
+    epochs: float
+    batch: int
+    warmup: int
+    lr: float = 4e-3
+    decay: float = 7.0
+    loop_weight: float = 0.15
+    scale: float = 0.6
+
+
+@dataclass(frozen=True)
 class Preset:
-    """A tokenizer's vocabulary, the two models' shapes, the three runs, and how much evaluation there is."""
+    """A tokenizer's vocabulary, the two models' shapes, the four runs, and how much evaluation there is."""
 
     name: str
     vocab_size: int
@@ -89,6 +108,7 @@ class Preset:
     target: TargetRun
     bank: BankRun
     drafter: DrafterRun
+    branch: BranchRun
     eval_prompts: int
     eval_tokens: int
 
@@ -176,6 +196,11 @@ PLANS = (
     (real(48), burst(64), own(80), burst(16), own(80)),
     (real(96), own(192, 0.6)),
 )
+BRANCH_PLANS = (
+    (real(128), own(96)),
+    (real(64), burst(16), own(64), burst(16), own(64)),
+    (real(96), own(128, 0.6)),
+)
 SMALL_TARGET = {
     "hidden_size": 256,
     "intermediate_size": 768,
@@ -205,10 +230,11 @@ SMALL = Preset(
     vocab_size=2048,
     target_shape=SMALL_TARGET,
     drafter_shape=SMALL_DRAFTER,
-    branch_rank=64,
+    branch_rank=128,
     target=TargetRun(steps=4600, batch=32, window=1024, lr=2.5e-3, warmup=200, dropout=0.1),
     bank=BankRun(tokens=30_000_000, plans=PLANS, batch=8192),
     drafter=DrafterRun(steps=20_000, batch=128, anchors=32, lr=2e-3, warmup=200),
+    branch=BranchRun(BankRun(3072 * 224, BRANCH_PLANS, 256), anchors=32, epochs=4, batch=1024, warmup=50),
     eval_prompts=64,
     eval_tokens=64,
 )
@@ -224,6 +250,7 @@ WIDE = dataclasses.replace(
         "num_experts_per_tok": 8,
     },
 )
+TINY_PLANS = ((real(16), own(32)), (real(16), burst(8), own(24)), (real(16), own(32, 0.6)))
 TINY = Preset(
     name="tiny",
     vocab_size=512,
@@ -255,10 +282,11 @@ TINY = Preset(
     target=TargetRun(steps=120, batch=8, window=64, lr=5e-3, warmup=10, dropout=0.0),
     bank=BankRun(
         tokens=12_000,
-        plans=((real(16), own(32)), (real(16), burst(8), own(24)), (real(16), own(32, 0.6))),
+        plans=TINY_PLANS,
         batch=128,
     ),
     drafter=DrafterRun(steps=120, batch=8, anchors=8, lr=4e-3, warmup=10),
+    branch=BranchRun(BankRun(64 * 48, TINY_PLANS, 128), anchors=12, epochs=4, batch=64, warmup=10),
     eval_prompts=4,
     eval_tokens=24,
 )

@@ -1,7 +1,8 @@
-"""What `ddtree train` does: tokenizer, target, drafter, each going on where an earlier call stopped.
+"""What `ddtree train` does: tokenizer, target, drafter, branch, each going on where an earlier call stopped.
 
 A folder holds: tokenizer.json, corpus.kdtr (ids), target.pt and target.jsonl (checkpoint, log), target.kdtr, bank.kdtr,
-drafter.pt and drafter.jsonl, drafter.kdtr, drafter_branch.kdtr, and a PNG of each log.
+drafter.pt and drafter.jsonl, drafter.kdtr, drafter_branch.kdtr, and a PNG of each log; after `branch` branch_bank.kdtr,
+rows.kdtr, branch.pt and branch.jsonl, drafter_branch.kdtr and branch.json.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from ddtree.config import DrafterConfig
 from ddtree.errors import ConfigError, UsageError
 from ddtree.kdtr import KdtrFile
 from ddtree.prompts import load_prompts
+from ddtree.train import branch_report
 from ddtree.train import corpus as corpora
 from ddtree.train.bank import open_bank
+from ddtree.train.branch_rows import open_rows
 from ddtree.train.corpus import Corpus
 from ddtree.train.curves import draw_curves
 from ddtree.train.device import open_device
 from ddtree.train.drafter import Drafter
 from ddtree.train.evaluate import evaluate, held_out_prompts, lines
 from ddtree.train.export import export_branch, export_drafter, export_target, parameters
+from ddtree.train.fit_branch import fit_branch
 from ddtree.train.fit_drafter import fit_drafter
 from ddtree.train.fit_target import fit_target, held_out_loss, loads
 from ddtree.train.loop import Clock
@@ -36,6 +40,7 @@ from ddtree.train.presets import Preset
 from ddtree.train.target import Target
 
 PROMPT_TOKENS = 128  # of a held-out prompt
+BRANCH_TEMPERATURES = (0.0, 0.6)  # that a head is evaluated at
 MOST_VOCABULARY = 2**15  # ids are kept in 16 bits
 
 
@@ -188,6 +193,57 @@ def train_drafter(work: Work, target: Path | None = None) -> bool:
     return True
 
 
+def _prompts(work: Work, bundle: Bundle, corpus: Corpus, config: DrafterConfig) -> dict[str, list[list[int]]]:
+    """What is evaluated on: prompts of the files held out, and those that are shipped."""
+    positions, most = bundle.config.max_position_embeddings, work.preset.eval_prompts
+    shipped = [bundle.encode(prompt.text) for prompt in load_prompts()][:most]
+    room = positions - work.preset.eval_tokens - config.block_size
+    return {
+        "held-out files": held_out_prompts(corpus.held_out, most, min(PROMPT_TOKENS, positions // 2)),
+        "shipped prompts": [ids for ids in shipped if len(ids) <= room],
+    }
+
+
+def train_branch(work: Work, target: Path | None = None, drafter: Path | None = None) -> bool:
+    """drafter_branch.kdtr: a head for a drafter that stays as it is; False when the clock stopped it.
+
+    Without `target` and `drafter` they are the folder's own.
+    """
+    target = target or work.out / "target.kdtr"
+    beside = (target if target.is_dir() else target.parent) / "drafter.kdtr"
+    bundle = open_bundle(target, drafter or beside)
+    if bundle.tokenizer is None:
+        raise UsageError(f"{target}: the target has no tokenizer; convert its checkpoint with tokenizer.json")
+    path, config = work.out / "drafter_branch.kdtr", bundle.drafter_config
+    if path.exists() and not (work.out / "branch.pt").exists():
+        raise UsageError(f"{path}: was not made by train branch there; give another --out")
+    positions = bundle.config.max_position_embeddings
+    model, corpus = open_target(bundle, work.device), _corpus(work, bundle.tokenizer)
+    frozen = open_drafter(bundle.drafter, config, positions, work.device)
+    made_of = bundle.sha256() | {"corpus": corpus.meta["sha256"]}
+    of_bank = {name: made_of[name] for name in ("target", "corpus")}
+    run, place = work.preset.branch, work.out / "branch_bank.kdtr"
+    bank = open_bank(model, run.bank, corpus.train, place, of_bank, work.seed)["tokens"]
+    rows = open_rows(model, frozen, run, bank, work.out / "rows.kdtr", made_of, work.seed)
+    branch, done = fit_branch(work.preset, model, rows, work.out, made_of, work.seed, work.clock)
+    draw_curves(work.out / "branch.jsonl", work.out / "branch.png")
+    if not done:
+        work.say("branch: stopped by --minutes; the same command goes on")
+        return False
+    export_branch(branch, Path(bundle.drafter.path), path)
+    branch.half().float()  # as it was written
+    found: dict[str, Any] = {"made_of": made_of, "seed": work.seed, "rows": len(rows["labels"])}
+    found |= {"run": work.preset.settings()["branch"], "rank": work.preset.branch_rank}
+    for name, prompts in _prompts(work, bundle, corpus, config).items():
+        for temperature in BRANCH_TEMPERATURES:
+            each = (prompts, work.preset.eval_tokens, temperature, work.seed)
+            result = branch_report.report(model, frozen, branch, *each)
+            found[f"{name}, temperature {temperature:g}"] = result
+            work.say("\n".join(branch_report.lines(name, result)))
+    (work.out / "branch.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return True
+
+
 def _report(
     work: Work, bundle: Bundle, model: Target, corpus: Corpus, config: DrafterConfig, branch: Any
 ) -> None:
@@ -201,10 +257,8 @@ def _report(
     }
     work.say(f"drafter: {size['drafter']:,} parameters; branch head: {size['branch']:,} more")
     report: dict[str, Any] = {"parameters": size}
-    length, new = min(PROMPT_TOKENS, positions // 2), work.preset.eval_tokens
-    sets = {"held-out files": held_out_prompts(corpus.held_out, work.preset.eval_prompts, length)}
-    shipped = [bundle.encode(prompt.text) for prompt in load_prompts()][: work.preset.eval_prompts]
-    sets["shipped prompts"] = [ids for ids in shipped if len(ids) + new + config.block_size <= positions]
+    new = work.preset.eval_tokens
+    sets = _prompts(work, bundle, corpus, config)
     beside = bundle.path / "drafter.kdtr" if bundle.path.is_dir() else bundle.path.parent / "drafter.kdtr"
     drafters: dict[str, tuple[Drafter, Any]] = {"trained": (ours, branch)}
     if beside.exists() and beside.resolve() != (work.out / "drafter.kdtr").resolve():

@@ -124,9 +124,14 @@ def test_the_branch_head_is_its_reference(torch):
     hidden = torch.randn(5, 24)
     logits = hidden @ head.T
     log_probs, ids = logits.log_softmax(-1).topk(16, dim=-1)
-    out = np.full((5, 16, 16), np.nan, np.float32)
-    weights = [t.detach().numpy() for t in (embedding, head, module.parent, module.gate, module.child)]
-    branch_scores(ids.int().numpy(), log_probs.numpy(), 7, hidden.numpy(), *weights, out)
+    places, best_first, out = (np.empty((5, 16, 16), kind) for kind in (np.int32, np.float32, np.float32))
+    parent, gate, child = (t.detach().double() for t in (module.parent, module.gate, module.child))
+    parts = (hidden.double() @ gate.T, embedding.double() @ parent.T, head.double() @ child.T)
+    block = np.array([7], np.int32)
+    branch_scores(
+        ids.int().numpy(), log_probs.numpy(), block, *(t.numpy() for t in parts), places, best_first
+    )
+    np.put_along_axis(out, places, best_first, axis=-1)
     parents = torch.tensor([7, *ids[:-1, 3].tolist()])
     labels = ids[:, 5].clone()
     labels[4] = next(t for t in range(40) if t not in ids[4])
