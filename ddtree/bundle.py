@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from ddtree.checkpoint import load_config
 from ddtree.checkpoint_formats import holds_fp8
+from ddtree.checkpoint_names import BRANCH_MAPS
 from ddtree.checkpoint_source import check_arrays
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import ConfigError, UsageError
@@ -107,7 +109,15 @@ def open_bundle(path: Path | str = DEFAULT_MODEL, drafter: Path | str | None = N
             raise ConfigError(f"{drafter}: expected a drafter, found a target")
         drafter_config.check_target(config)
         check_arrays(drafter_file, drafter_config)
+        _check_branch(drafter_file, drafter_config)
     return Bundle(path, target, config, drafter_file, drafter_config, _read_tokenizer(target))
+
+
+def _check_branch(file: KdtrFile, config: DrafterConfig) -> None:
+    """Raise ConfigError for a branch head that would score nothing: one with a NaN or an infinity."""
+    for name in (f"branch.{name}.weight" for name in BRANCH_MAPS if config.branch):
+        if not np.isfinite(file[name].astype(np.float32)).all():
+            raise ConfigError(f"{file.path}: {name}: expected finite numbers, found a NaN or an infinity")
 
 
 def _read_tokenizer(target: KdtrFile) -> Tokenizer | None:

@@ -138,9 +138,14 @@ def read_recording(path: Path, sha256: str) -> Recording:
     if CONDITIONAL in file:
         conditional = file[CONDITIONAL]
         count = min(conditional.shape[-1:] + token_ids.shape[2:])
-        if conditional.shape != (*token_ids.shape[:2], count, count):
+        if (
+            conditional.shape != (*token_ids.shape[:2], count, count)
+            or not count
+            or conditional.dtype != np.float32
+        ):
             raise UsageError(
-                f"{path}: expected {CONDITIONAL} [T, L, C, C] of tables {token_ids.shape}, found {conditional.shape}"
+                f"{path}: expected {CONDITIONAL} f32 [T, L, C, C] of tables {token_ids.shape}, found "
+                f"{conditional.dtype} {conditional.shape}"
             )
     try:
         about, header = file.meta["recording"], file.meta["settings"]

@@ -19,7 +19,8 @@ def branch_scores(
 
     So below every parent the candidates hold together what they hold in the marginal, and path sums stay comparable
     with the marginal's. A candidate whose marginal or whose score is not finite is -inf, and the others hold its share
-    of the marginal. Summed in f64, rounded to f32 before the sort.
+    of the marginal. Summed in f64, rounded to f32 before the sort: where parent_table + gated or a score passes f32's
+    range, a kernel that sums in f32 says -inf.
     """
     num_depths, width = log_probs.shape
     rank = gated.shape[1]

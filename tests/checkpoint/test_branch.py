@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 from checkpoint.makers import DRAFTER, assert_same_checkpoint, random_tensors, refuses, write_hf
 from support import assert_one_line, branched, trained, write_branch_head
 
+from ddtree.bundle import open_bundle
 from ddtree.checkpoint import convert_to_hf, convert_to_kdtr, load_config
 from ddtree.checkpoint_names import expected_tensors
 from ddtree.config import BranchConfig, DrafterConfig
@@ -105,3 +107,15 @@ def test_inspect_shows_the_head(tmp_path):
     assert [found[name]["shape"] for name in NAMES] == [[5, 256]] * 3
     assert found[NAMES[0]]["parameters"] == 5 * 256
     assert all(name in format_table(describe(tmp_path / "drafter.kdtr")) for name in NAMES)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_that_would_score_nothing_is_refused(tmp_path, name, bad):
+    whole = branched().drafter
+    arrays = {each: np.array(whole[each]) for each in whole}
+    arrays[name][-1, 0] = bad
+    save(tmp_path / "bad.kdtr", arrays, dict(whole.meta))
+    with pytest.raises(ConfigError, match=f"{name}: expected finite numbers") as caught:
+        open_bundle(drafter=tmp_path / "bad.kdtr")
+    assert_one_line(caught.value)

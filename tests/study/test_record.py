@@ -97,13 +97,14 @@ def test_a_branch_head_wants_its_columns(branch_engine, recorded, tmp_path):
 def test_conditionals_that_do_not_fit_their_tables_are_refused(branch_recorded, tmp_path):
     path = branch_recorded.recordings[0].path
     file = KdtrFile(path)
-    for wrong in (file["conditional"][:-1], file["conditional"][..., :8], file["conditional"][0]):
+    whole = file["conditional"]
+    for wrong in (whole[:-1], whole[..., :8], whole[0], whole.view(np.int32), whole[..., :0, :0]):
         save(
             tmp_path / path.name,
             {name: file[name] for name in file} | {"conditional": wrong},
             dict(file.meta),
         )
-        with pytest.raises(UsageError, match=r"expected conditional \[T, L, C, C\]") as caught:
+        with pytest.raises(UsageError, match=r"expected conditional f32 \[T, L, C, C\]") as caught:
             read_recording(tmp_path / path.name, "")
         assert_one_line(caught.value)
 
