@@ -65,7 +65,7 @@ def target_command(**options: Any) -> None:
 @click.option("--target", help="A bundle folder or target file.", show_default="target.kdtr in --out")
 @train_options
 def drafter_command(target: str | None, **options: Any) -> None:
-    """A drafter for a target: a bank of its continuations, then the drafter and its branch head."""
+    """A drafter for a target: a bank of its continuations, then the drafter."""
     path = Path(target) if target else None
     _run(options, lambda stages, work: stages.train_drafter(work, path))
 
@@ -83,5 +83,5 @@ def branch_command(target: str | None, drafter: str | None, **options: Any) -> N
 @train_group.command("all")
 @train_options
 def all_command(**options: Any) -> None:
-    """Tokenizer, target and drafter: a bundle."""
-    _run(options, lambda stages, work: stages.train_target(work) and stages.train_drafter(work))
+    """Tokenizer, target, drafter and its branch head: a bundle."""
+    _run(options, lambda stages, work: all(stage(work) for stage in stages.ALL))

@@ -69,21 +69,3 @@ def pair_loss(scores: Tensor, candidates: Tensor, labels: Tensor) -> tuple[Tenso
     is_label = candidates == labels.unsqueeze(-1)
     loss = -scores.log_softmax(dim=-1).masked_fill(~is_label, 0.0).sum(dim=-1)
     return loss, is_label.any(dim=-1)
-
-
-def branch_loss(
-    module: BranchHead,
-    hidden: Tensor,
-    logits: Tensor,
-    parents: Tensor,
-    labels: Tensor,
-    embedding: Tensor,
-    head: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropy [N] among a depth's CANDIDATES best, and which rows have one: where the label is among them.
-
-    hidden [N, H] and logits [N, V] of the drafter come without their gradient; parents and labels i64 [N].
-    """
-    best, candidates = logits.detach().topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
-    scores = best.float() + module(hidden.detach(), parents, candidates, embedding, head)
-    return pair_loss(scores, candidates, labels)

@@ -66,9 +66,14 @@ def _compared(sides: dict[str, np.ndarray], drawn: np.ndarray) -> dict[str, Any]
         drawn_means = {name: each[:, 0] / each[:, 1] for name, each in draws.items()}
         ratio = means["branch"] / means["marginal"]
         ratios = drawn_means["branch"] / drawn_means["marginal"]
-    found = {name: round(float(mean), 4) for name, mean in means.items()}
+    found = {name: _number(mean) for name, mean in means.items()}
     spread = {f"{name}_interval": _rounded(each) for name, each in drawn_means.items()}
-    return found | spread | {"ratio": round(float(ratio), 4), "ratio_interval": _rounded(ratios)}
+    return found | spread | {"ratio": _number(ratio), "ratio_interval": _rounded(ratios)}
+
+
+def _number(value: float) -> float | None:
+    """Four decimals; None for what is no number, which JSON has not."""
+    return round(float(value), 4) if np.isfinite(value) else None
 
 
 def _rounded(draws: np.ndarray) -> list[float]:
@@ -103,17 +108,21 @@ def lines(name: str, found: dict[str, Any]) -> list[str]:
     for budget in BUDGETS:
         for where, each in found[f"budget_{budget}"].items():
             text.append(
-                f"  budget {budget:3d}, {where.replace('_', ' '):14s} marginal {each['marginal']:.3f}, branch "
-                f"{each['branch']:.3f} tokens a round with the bonus token, {_gain(each)}"
+                f"  budget {budget:3d}, {where.replace('_', ' '):14s} marginal {_said(each['marginal'])}, branch "
+                f"{_said(each['branch'])} tokens a round with the bonus token, {_gain(each)}"
             )
     each = found["siblings"]
     text.append(
-        f"  child of a right second-best sibling ({each['first_misses_of_rank_1']}): marginal {each['marginal']:.3f}, "
-        f"branch {each['branch']:.3f}, {_gain(each)}"
+        f"  child of a right second-best sibling ({each['first_misses_of_rank_1']}): marginal "
+        f"{_said(each['marginal'])}, branch {_said(each['branch'])}, {_gain(each)}"
     )
     return text
 
 
+def _said(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
 def _gain(each: dict[str, Any]) -> str:
     ends = ", ".join(f"{end:.3f}" for end in each["ratio_interval"])
-    return f"ratio {each['ratio']:.3f} [{ends}]"
+    return f"ratio {_said(each['ratio'])}{f' [{ends}]' if ends else ''}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from ddtree.train.acceptance import Continuation, branch_tree, marginal_tree, mean_acceptance
+from ddtree.train.acceptance import Continuation, marginal_tree, mean_acceptance
 from ddtree.train.bank import loops
 from ddtree.train.branch import CANDIDATES, BranchHead
 from ddtree.train.drafter import Drafter
@@ -119,17 +119,13 @@ def _measure(tokens: Tensor, first: int, count: int, logits: Tensor, sums: Tenso
             sums[2, : len(labels)] += functional.cross_entropy(rows, labels, reduction="none")
 
 
-def evaluate(
-    target: Target, drafter: Drafter, branch: BranchHead | None, prompts: Sequence[Sequence[int]], new: int
-) -> dict[str, Any]:
-    """Loss and top-1 by depth, and rounds of greedy trees at each of BUDGETS, plain and branch-aware."""
-    made, by_depth = continuations(target, drafter, branch, prompts, new)
+def evaluate(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], new: int) -> dict[str, Any]:
+    """Loss and top-1 by depth, and rounds of greedy trees at each of BUDGETS."""
+    made, by_depth = continuations(target, drafter, None, prompts, new)
     made = [this for this in made if len(this.tokens) > 1]
     report: dict[str, Any] = {"prompts": len(prompts), "new_tokens": new, **by_depth}
-    builds = {"tree": marginal_tree} | ({} if branch is None else {"branch": branch_tree})
-    for name, build in builds.items():
-        for budget in BUDGETS:
-            report[f"{name}_{budget}"] = mean_acceptance(made, build, budget)
+    for budget in BUDGETS:
+        report[f"tree_{budget}"] = mean_acceptance(made, marginal_tree, budget)
     return report
 
 

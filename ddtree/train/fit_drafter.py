@@ -14,7 +14,6 @@ from torch.nn import functional
 from ddtree.config import DrafterConfig
 from ddtree.errors import UsageError
 from ddtree.train.bank import plan_temperatures, segment_ends
-from ddtree.train.branch import BranchHead, branch_loss
 from ddtree.train.device import autocast
 from ddtree.train.drafter import Drafter
 from ddtree.train.loop import Clock, Run
@@ -23,7 +22,6 @@ from ddtree.train.target import Target
 
 SOFT_TOKENS = 8  # of the target's distribution that a soft label keeps
 SHARPEN = 0.6  # its temperature where the token was chosen greedily
-BRANCH_BLOCKS = 4  # the branch head learns from one block in so many
 LEAST_LABELS = 4  # that a block must have
 SMALLEST = 1e-9  # weight that a mean is divided by
 
@@ -96,12 +94,11 @@ def fit_drafter(
     made_of: dict[str, str],
     seed: int,
     clock: Clock,
-) -> tuple[Drafter, BranchHead, bool]:
-    """Train the drafter and its branch head, or go on; both, and whether they are done."""
+) -> tuple[Drafter, bool]:
+    """Train the drafter, or go on; it, and whether it is done."""
     torch.manual_seed(seed)
     device, run = target.head.device, preset.drafter
     drafter = Drafter(config, target.config.max_position_embeddings).to(device)
-    branch = BranchHead(config.hidden_size, preset.branch_rank, target.embedding).to(device)
     batches = Batches(bank, preset.bank.plans, run, seed, device)
     decay = torch.exp(-torch.arange(config.horizon, device=device) / run.decay)
 
@@ -112,7 +109,7 @@ def fit_drafter(
             roots = batch.tokens.gather(1, batch.anchors)
             hidden = drafter(features, roots, batch.anchors, target.embedding)
             logits = functional.linear(hidden, target.head)
-            loss, parts = losses(logits, batch, soft, decay, run, hidden, branch, target)
+            loss, parts = losses(logits, batch, soft, decay, run)
         return loss, parts, batch.anchors.numel() * config.block_size
 
     matrices = [p for p in drafter.parameters() if p.ndim == 2]
@@ -123,21 +120,16 @@ def fit_drafter(
         "norms": torch.optim.AdamW(
             [p for p in drafter.parameters() if p.ndim != 2], lr=run.lr, betas=(0.9, 0.95), weight_decay=0.0
         ),
-        "branch": torch.optim.AdamW(
-            branch.parameters(), lr=run.branch_lr, betas=(0.9, 0.95), weight_decay=0.0
-        ),
     }
     settings = made_of | {
         "seed": seed,
         "run": preset.settings()["drafter"],
         "bank": preset.settings()["bank"],
         "drafter_shape": preset.drafter_shape,
-        "branch_rank": preset.branch_rank,
     }
-    modules: dict[str, nn.Module] = {"drafter": drafter, "branch": branch}
+    modules: dict[str, nn.Module] = {"drafter": drafter}
     fit = Run("drafter", folder, settings, run.steps, run.warmup, seed, modules, optimizers, step)
-    done = fit.fit(clock, device)
-    return drafter, branch, done
+    return drafter, fit.fit(clock, device)
 
 
 @torch.no_grad()
@@ -159,14 +151,11 @@ def losses(
     soft: tuple[Tensor, Tensor],
     decay: Tensor,
     run: DrafterRun,
-    hidden: Tensor,
-    branch: BranchHead,
-    target: Target,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weighted means over labels: the drafter's loss plus the branch head's, and what is logged.
+    """Weighted means over labels: the loss, and what is logged.
 
-    logits [B, A, horizon, V] and hidden [B, A, horizon, H]: row j - 1 of an anchor c foretells token c + j. A greedy
-    token's label is a mixture of itself and of the target's distribution, a sampled one's is that distribution.
+    logits [B, A, horizon, V]: row j - 1 of an anchor c foretells token c + j. A greedy token's label is a mixture of
+    itself and of the target's distribution, a sampled one's is that distribution.
     """
     horizon, last = logits.shape[2], batch.tokens.shape[1] - 1
     distances = torch.arange(1, horizon + 1, device=logits.device)
@@ -174,7 +163,7 @@ def losses(
     weight = batch.weight.unsqueeze(-1) * decay * (places < batch.ends.unsqueeze(-1))
     places = places.clamp(max=last)
     rows = torch.arange(len(places), device=logits.device).view(-1, 1, 1)
-    labels, before = batch.tokens[rows, places], batch.tokens[rows, places - 1]
+    labels = batch.tokens[rows, places]
     ids, probabilities = soft[0][rows, places - 1], soft[1][rows, places - 1]
     share = torch.where(batch.temperatures[rows, places] > 0, 1.0, run.soft).unsqueeze(-1)
     wanted = torch.cat([1 - share, share * probabilities], dim=-1)
@@ -182,24 +171,10 @@ def losses(
     total = weight.sum().clamp(min=SMALLEST)
     loss = -(weight.unsqueeze(-1) * wanted * log_probs).sum() / total
     hard = -(weight * log_probs[..., 0]).sum() / total
-
-    some = slice(None, None, BRANCH_BLOCKS)
-    pairs, known = branch_loss(
-        branch,
-        hidden[:, some].flatten(0, 2),
-        logits[:, some].flatten(0, 2),
-        before[:, some].flatten(),
-        labels[:, some].flatten(),
-        target.embedding,
-        target.head,
-    )
-    pair_weight = weight[:, some].flatten() * known  # a label may be nowhere among the candidates
-    pair = (pair_weight * pairs).sum() / pair_weight.sum().clamp(min=SMALLEST)
     right = (logits[:, :, 0].argmax(dim=-1) == labels[..., 0]) * weight[..., 0]
     parts = {
         "loss": loss,
         "hard": hard,
-        "branch": pair,
         "top1_depth1": right.sum() / weight[..., 0].sum().clamp(min=SMALLEST),
     }
-    return loss + pair, {name: value.detach() for name, value in parts.items()}
+    return loss, {name: value.detach() for name, value in parts.items()}

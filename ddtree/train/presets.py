@@ -74,7 +74,6 @@ class DrafterRun:
     loop_weight: float = 0.15
     soft: float = 0.3
     weight_decay: float = 0.01
-    branch_lr: float = 2e-3
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """What `ddtree train` does: tokenizer, target, drafter, branch, each going on where an earlier call stopped.
 
 A folder holds: tokenizer.json, corpus.kdtr (ids), target.pt and target.jsonl (checkpoint, log), target.kdtr, bank.kdtr,
-drafter.pt and drafter.jsonl, drafter.kdtr, drafter_branch.kdtr, and a PNG of each log; after `branch` branch_bank.kdtr,
-rows.kdtr, branch.pt and branch.jsonl, drafter_branch.kdtr and branch.json.
+drafter.pt and drafter.jsonl, drafter.kdtr, branch_bank.kdtr, rows.kdtr, branch.pt and branch.jsonl,
+drafter_branch.kdtr, a PNG of each log, and what was found in target.json, drafter.json and branch.json.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def open_drafter(file: KdtrFile, config: DrafterConfig, positions: int, device: 
 
 
 def train_drafter(work: Work, target: Path | None = None) -> bool:
-    """drafter.kdtr and drafter_branch.kdtr for `target`, or for the folder's own; False when the clock stopped it."""
+    """drafter.kdtr for `target`, or for the folder's own; False when the clock stopped it."""
     _refuse_other(work.out, "drafter")
     path = target or work.out / "target.kdtr"
     bundle = open_bundle(path)
@@ -179,17 +179,13 @@ def train_drafter(work: Work, target: Path | None = None) -> bool:
     model, corpus = open_target(bundle, work.device), _corpus(work, bundle.tokenizer)
     made_of = {"target": bundle.sha256()["target"], "corpus": corpus.meta["sha256"]}
     bank = open_bank(model, work.preset.bank, corpus.train, work.out / "bank.kdtr", made_of, work.seed)
-    drafter, branch, done = fit_drafter(
-        work.preset, config, model, bank, work.out, made_of, work.seed, work.clock
-    )
+    drafter, done = fit_drafter(work.preset, config, model, bank, work.out, made_of, work.seed, work.clock)
     draw_curves(work.out / "drafter.jsonl", work.out / "drafter.png")
     if not done:
         work.say("drafter: stopped by --minutes; the same command goes on")
         return False
     export_drafter(drafter, hf, work.out / "drafter.kdtr")
-    export_branch(branch, work.out / "drafter.kdtr", work.out / "drafter_branch.kdtr")
-    branch.half().float()  # as it was written
-    _report(work, bundle, model, corpus, config, branch)
+    _report(work, bundle, model, corpus, config)
     return True
 
 
@@ -244,32 +240,27 @@ def train_branch(work: Work, target: Path | None = None, drafter: Path | None = 
     return True
 
 
-def _report(
-    work: Work, bundle: Bundle, model: Target, corpus: Corpus, config: DrafterConfig, branch: Any
-) -> None:
+def _report(work: Work, bundle: Bundle, model: Target, corpus: Corpus, config: DrafterConfig) -> None:
     """Evaluate what was written, print it and keep it in drafter.json; beside it the target's own drafter, if any."""
     positions, device = bundle.config.max_position_embeddings, work.device
     file = KdtrFile(work.out / "drafter.kdtr")
     ours = open_drafter(file, config, positions, device)
-    size = {
-        "drafter": sum(p.numel() for p in ours.parameters()),
-        "branch": sum(p.numel() for p in branch.parameters()),
-    }
-    work.say(f"drafter: {size['drafter']:,} parameters; branch head: {size['branch']:,} more")
+    size = sum(p.numel() for p in ours.parameters())
+    work.say(f"drafter: {size:,} parameters")
     report: dict[str, Any] = {"parameters": size}
     new = work.preset.eval_tokens
     sets = _prompts(work, bundle, corpus, config)
     beside = bundle.path / "drafter.kdtr" if bundle.path.is_dir() else bundle.path.parent / "drafter.kdtr"
-    drafters: dict[str, tuple[Drafter, Any]] = {"trained": (ours, branch)}
+    drafters = {"trained": ours}
     if beside.exists() and beside.resolve() != (work.out / "drafter.kdtr").resolve():
         other = open_bundle(bundle.target.path, beside)
-        drafters["the target's own"] = (
-            open_drafter(other.drafter, other.drafter_config, positions, device),
-            None,
-        )
+        drafters["the target's own"] = open_drafter(other.drafter, other.drafter_config, positions, device)
     for name, prompts in sets.items():
-        for which, (drafter, head) in drafters.items():
-            result = evaluate(model, drafter, head, prompts, new)
+        for which, drafter in drafters.items():
+            result = evaluate(model, drafter, prompts, new)
             report[f"{name}, {which}"] = result
             work.say("\n".join(lines(f"{name}, drafter {which}", result)))
     (work.out / "drafter.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
+
+ALL = (train_target, train_drafter, train_branch)  # of a bundle, in their order; each says whether it is done

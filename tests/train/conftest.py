@@ -42,5 +42,5 @@ def trained_folder(torch, text, short, tmp_path_factory):
 
     said, folder = [], tmp_path_factory.mktemp("trained")
     work = stages.start(str(text), str(folder), short, 0, "cpu", None, said.append)
-    assert stages.train_target(work) and stages.train_drafter(work)
+    assert all(stage(work) for stage in stages.ALL)
     return SimpleNamespace(path=folder, said="\n".join(said), preset=short)

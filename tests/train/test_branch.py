@@ -182,7 +182,7 @@ def test_a_file_of_another_origin_is_not_overwritten(torch, text, trained_folder
     assert (tmp_path / "drafter_branch.kdtr").read_bytes() == b"someone's"
 
 
-def test_siblings_are_first_misses_whose_second_best_was_right():
+def test_siblings_are_first_misses_whose_second_best_was_right(torch):
     from ddtree.train.branch_report import siblings
 
     ids = np.tile(np.array([[1, 2], [3, 4], [5, 6]], np.int32), (4, 1, 1))
@@ -198,7 +198,7 @@ def test_siblings_are_first_misses_whose_second_best_was_right():
     assert siblings(this) == (1, 0, 0)
 
 
-def test_a_ratio_draws_the_same_prompts_on_both_sides():
+def test_a_ratio_draws_the_same_prompts_on_both_sides(torch):
     from ddtree.train.branch_report import _compared
 
     rng = np.random.default_rng(0)
@@ -210,3 +210,18 @@ def test_a_ratio_draws_the_same_prompts_on_both_sides():
     assert found["ratio"] == 1.1 and found["ratio_interval"] == [1.1, 1.1]
     low, high = found["marginal_interval"]
     assert low < found["marginal"] < high and high - low > 0.1
+
+
+def test_what_never_happened_has_no_ratio(torch):
+    from ddtree.train.branch_report import _compared, _gain
+
+    drawn = np.random.default_rng(0).integers(3, size=(50, 3))
+    counts = {
+        "marginal": np.array([[0, 2], [0, 1], [0, 4.0]]),
+        "branch": np.array([[1, 2], [1, 1], [2, 4.0]]),
+    }
+    found = _compared(counts, drawn)
+    assert (found["marginal"], found["ratio"], found["ratio_interval"]) == (0.0, None, [])
+    assert json.loads(json.dumps(found, allow_nan=False)) == found and _gain(found) == "ratio -"
+    nothing = _compared({name: np.zeros((3, 2)) for name in counts}, drawn)
+    assert nothing["branch"] is None and nothing["branch_interval"] == []

@@ -112,7 +112,7 @@ def test_evaluation_counts_the_rounds_of_decodes(torch, models):
     from ddtree.train.evaluate import evaluate
 
     prompts = [trained().encode(p.text) for p in load_prompts()[:3]]
-    report = evaluate(*models, None, prompts, 32)
+    report = evaluate(*models, prompts, 32)
     engine, tally = Engine(trained(), max_budget=16), Tally()
     for ids in prompts:
         tally.add(ids, run(engine, ids, DecodeConfig("tree", 16, 32)))

@@ -114,7 +114,7 @@ def test_anchors_have_labels_and_rarely_lie_in_loops(torch):
 
 
 def test_the_branch_head_is_its_reference(torch):
-    from ddtree.train.branch import BranchHead, branch_loss
+    from ddtree.train.branch import BranchHead, pair_loss
 
     torch.manual_seed(2)
     embedding, head = torch.randn(40, 24), torch.randn(40, 24)
@@ -123,7 +123,7 @@ def test_the_branch_head_is_its_reference(torch):
         weight.data.normal_(std=0.2)
     hidden = torch.randn(5, 24)
     logits = hidden @ head.T
-    log_probs, ids = logits.log_softmax(-1).topk(16, dim=-1)
+    log_probs, ids = logits.log_softmax(-1).topk(16, dim=-1)  # a frozen drafter's
     places, best_first, out = (np.empty((5, 16, 16), kind) for kind in (np.int32, np.float32, np.float32))
     parent, gate, child = (t.detach().double() for t in (module.parent, module.gate, module.child))
     parts = (hidden.double() @ gate.T, embedding.double() @ parent.T, head.double() @ child.T)
@@ -135,7 +135,7 @@ def test_the_branch_head_is_its_reference(torch):
     parents = torch.tensor([7, *ids[:-1, 3].tolist()])
     labels = ids[:, 5].clone()
     labels[4] = next(t for t in range(40) if t not in ids[4])
-    loss, known = branch_loss(module, hidden, logits, parents, labels, embedding, head)
+    loss, known = pair_loss(log_probs + module(hidden, parents, ids, embedding, head), ids, labels)
     assert known.tolist() == [True] * 4 + [False]
     for depth in range(4):
         row = out[depth, 0 if depth == 0 else 3]
@@ -145,38 +145,9 @@ def test_the_branch_head_is_its_reference(torch):
     assert module.parent.grad.abs().sum() > 0 and module.gate.grad.abs().sum() > 0
 
 
-def test_labels_that_no_candidate_is_leave_the_loss_a_number(torch):
-    from ddtree.config import ModelConfig
-    from ddtree.train.branch import BranchHead
+def test_labels_and_weights_are_those_of_the_batch(torch):
     from ddtree.train.fit_drafter import Batch, losses
-    from ddtree.train.target import Target
 
-    torch.manual_seed(0)
-    target = Target(ModelConfig.from_hf(TINY.target_hf()))
-    branch = BranchHead(64, 4, target.embedding)
-    tokens = torch.full((1, 40), 7)
-    anchors = torch.tensor([[5, 9]])
-    batch = Batch(tokens, anchors, torch.ones(1, 2), torch.full((1, 2), 40), torch.zeros(1, 40))
-    hidden = torch.randn(1, 2, 15, 64, requires_grad=True)
-    logits = torch.zeros(1, 2, 15, 512)
-    logits[..., 100:200] = 5.0  # so that token 7 is among no depth's candidates
-    soft = torch.zeros(1, 40, 8, dtype=torch.int64), torch.full((1, 40, 8), 1 / 8)
-    loss, parts = losses(logits, batch, soft, torch.ones(15), TINY.drafter, hidden, branch, target)
-    assert parts["branch"] == 0 and parts["top1_depth1"] == 0
-    loss.backward()
-    assert all(torch.isfinite(p.grad).all() for p in branch.parameters())
-    assert hidden.grad is None  # the head reads the drafter's hidden states and does not change them
-
-
-def test_labels_parents_and_weights_are_those_of_the_batch(torch, monkeypatch):
-    from ddtree.config import ModelConfig
-    from ddtree.train import fit_drafter
-    from ddtree.train.branch import BranchHead
-    from ddtree.train.fit_drafter import Batch, losses
-    from ddtree.train.target import Target
-
-    torch.manual_seed(0)
-    target = Target(ModelConfig.from_hf(TINY.target_hf()))
     tokens = torch.arange(10, 50)[None]
     ends = torch.tensor([[8, 40]])  # the first block has labels at distances 1 and 2 alone
     batch = Batch(tokens, torch.tensor([[5, 20]]), torch.tensor([[1.0, 0.15]]), ends, torch.zeros(1, 40))
@@ -186,18 +157,12 @@ def test_labels_parents_and_weights_are_those_of_the_batch(torch, monkeypatch):
             logits[0, row, distance - 1, 10 + anchor + distance] = 30.0 - 20.0 * (row == 0 and distance == 2)
     soft = (tokens.roll(-1, 1).unsqueeze(-1).expand(-1, -1, 8), torch.full((1, 40, 8), 1 / 8))
     decay = torch.exp(-torch.arange(15) / 7.0)
-    branch = BranchHead(64, 4, target.embedding)
-    hidden, pairs = torch.zeros(1, 2, 15, 64), []
-    whole = fit_drafter.branch_loss
-    monkeypatch.setattr(fit_drafter, "branch_loss", lambda *args: pairs.append(args[3:5]) or whole(*args))
-    _, parts = losses(logits, batch, soft, decay, TINY.drafter, hidden, branch, target)
+    _, parts = losses(logits, batch, soft, decay, TINY.drafter)
     wrong = torch.log(1 + 511 * torch.exp(torch.tensor(-10.0))) * decay[1]
     expected = wrong / (1 + decay[1] + 0.15 * decay.sum())
     assert parts["loss"].item() == pytest.approx(expected.item(), rel=1e-4)
     assert parts["hard"].item() == pytest.approx(expected.item(), rel=1e-4)
     assert parts["top1_depth1"] == 1
-    parents, labels = (each.tolist() for each in pairs[0])  # of the first block: one in four goes to the head
-    assert parents == list(range(15, 30)) and labels == list(range(16, 31))  # the root is the first parent
 
 
 def test_a_full_gpu_is_one_line(torch):
