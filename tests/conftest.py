@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,20 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 def root() -> Path:
     """The project's root folder."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run the command line in this process: command("inspect", ..) returns (exit code, stdout, stderr)."""
+    from ddtree import cli
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ddtree", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return (stop.value.code, *capsys.readouterr())
+
+    return call
 
 
 @functools.cache

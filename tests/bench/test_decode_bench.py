@@ -1,13 +1,12 @@
 """`bench decode` without a GPU: what it says of rounds, of the host, of equality; and its command line."""
 
 import json
-import sys
 
 import pytest
 from bench.small import write_small_config
 from support import trained
 
-from ddtree import bench_decode, cli
+from ddtree import bench_decode
 from ddtree.bench_decode import format_decode_table, host_record, run_decode_bench
 from ddtree.bench_random import open_random
 from ddtree.config import DecodeConfig, SamplingConfig
@@ -62,23 +61,15 @@ def test_host_times_are_medians_and_the_wait_is_no_work():
     assert bench_decode.wall_seconds(samples) == pytest.approx(3 * 1009e-6 + 12e-6)
 
 
-def command(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["ddtree", "bench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    return (stop.value.code, *capsys.readouterr())
-
-
 @pytest.fixture
 def small(tmp_path):
     """The path of a small config with a drafter beside it."""
     return write_small_config(tmp_path)
 
 
-def test_decode_of_random_weights(monkeypatch, capsys, small):
+def test_decode_of_random_weights(command, small):
     code, out, err = command(
-        monkeypatch,
-        capsys,
+        "bench",
         "decode",
         "--config",
         small,
@@ -97,28 +88,23 @@ def test_decode_of_random_weights(monkeypatch, capsys, small):
         (63, 6, True),
         (4, 5, True),
     ]
-    assert command(monkeypatch, capsys, "decode", "--config", small, "--budget", 4, "--limit", 1)[0] == 0
+    assert command("bench", "decode", "--config", small, "--budget", 4, "--limit", 1)[0] == 0
 
 
-def test_decode_exits_1_when_a_bit_differs(monkeypatch, capsys, small):
+def test_decode_exits_1_when_a_bit_differs(command, monkeypatch, small):
     unequal = [{"nodes": 4, "accepted": 3, "equal": False}]
     monkeypatch.setattr(bench_decode, "tree_equals_autoregressive", lambda *arguments: unequal)
-    code, out, _ = command(
-        monkeypatch, capsys, "decode", "--config", small, "--max-new-tokens", 2, "--limit", 1
-    )
+    code, out, _ = command("bench", "decode", "--config", small, "--max-new-tokens", 2, "--limit", 1)
     assert code == 1 and "NOT EQUAL" in out
 
 
-def test_layers_of_random_weights(monkeypatch, capsys, small):
-    code, out, _ = command(
-        monkeypatch, capsys, "layers", "--config", small, "--rows", 3, "--context", 20, "--json"
-    )
+def test_layers_of_random_weights(command, small):
+    code, out, _ = command("bench", "layers", "--config", small, "--rows", 3, "--context", 20, "--json")
     document = json.loads(out)
     assert code == 0 and document["times"] is None
     assert document["parity"][0]["passed"] and document["parity"][0]["context_len"] == 20
     code, out, _ = command(
-        monkeypatch,
-        capsys,
+        "bench",
         "layers",
         "--config",
         small,
@@ -147,8 +133,8 @@ def test_layers_of_random_weights(monkeypatch, capsys, small):
         (("decode", "--weights", "int4"), "weights: only those of a random model"),
     ],
 )
-def test_wrong_usage_is_one_line(monkeypatch, capsys, arguments, says):
-    code, out, err = command(monkeypatch, capsys, *arguments)
+def test_wrong_usage_is_one_line(command, arguments, says):
+    code, out, err = command("bench", *arguments)
     assert code == 2 and not out and says in err and len(err.splitlines()) == 1
 
 

@@ -1,8 +1,8 @@
 """The whole model's estimate: by hand from a made-up bench, of the recorded one, and as the command prints it."""
 
+import functools
 import itertools
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from bench.small import SMALL, SMALL_DRAFTER
 from support import assert_one_line
 
-from ddtree import bench_layers, cli, cli_bench
+from ddtree import bench_layers, cli_bench
 from ddtree.bench_estimate import GPUS, draft_costs, estimate, format_estimate, largest_part
 from ddtree.bench_memory import held, stage_bytes
 from ddtree.bench_random import open_random
@@ -212,16 +212,9 @@ def test_what_cannot_be_estimated_is_one_line(config, change, match):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(command):
     """Run `bench layers` in this process; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ddtree", "bench", "layers", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return (stop.value.code, *capsys.readouterr())
-
-    return call
+    return functools.partial(command, "bench", "layers")
 
 
 def test_a_recorded_document_is_estimated_without_a_gpu(run, config, tmp_path):

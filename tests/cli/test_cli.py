@@ -16,22 +16,9 @@ from ddtree.trace import read_trace
 PROMPT = "def read_lines(path):\n"
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ddtree", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return (stop.value.code, *capsys.readouterr())
-
-    return call
-
-
-def test_generate_streams_the_prompt_and_its_continuation(run):
-    code, out, err = run("generate", PROMPT, "--max-new-tokens", 24)
-    plain = run("generate", PROMPT, "--max-new-tokens", 24, "--json")
+def test_generate_streams_the_prompt_and_its_continuation(command):
+    code, out, err = command("generate", PROMPT, "--max-new-tokens", 24)
+    plain = command("generate", PROMPT, "--max-new-tokens", 24, "--json")
     result = json.loads(plain[1])
     assert code == plain[0] == 0
     assert out == PROMPT + result["text"] + "\n"
@@ -40,23 +27,27 @@ def test_generate_streams_the_prompt_and_its_continuation(run):
 
 
 @pytest.mark.parametrize("method", ["ar", "chain", "tree"])
-def test_every_method_generates_the_same_text(run, method):
-    text = json.loads(run("generate", PROMPT, "--method", "ar", "--max-new-tokens", 16, "--json")[1])["text"]
+def test_every_method_generates_the_same_text(command, method):
+    text = json.loads(command("generate", PROMPT, "--method", "ar", "--max-new-tokens", 16, "--json")[1])[
+        "text"
+    ]
     assert (
-        json.loads(run("generate", PROMPT, "--method", method, "--max-new-tokens", 16, "--json")[1])["text"]
+        json.loads(command("generate", PROMPT, "--method", method, "--max-new-tokens", 16, "--json")[1])[
+            "text"
+        ]
         == text
     )
 
 
-def test_auto_says_which_backend_it_took(run):
-    code, _, err = run("generate", PROMPT, "--max-new-tokens", 2, "--backend", "auto")
+def test_auto_says_which_backend_it_took(command):
+    code, _, err = command("generate", PROMPT, "--max-new-tokens", 2, "--backend", "auto")
     assert code == 0 and ("backend numpy" in err or "backend cuda" in err)
 
 
-def test_generate_reads_a_file_and_writes_a_trace(run, tmp_path):
+def test_generate_reads_a_file_and_writes_a_trace(command, tmp_path):
     (tmp_path / "prompt.py").write_text(PROMPT)
     trace = tmp_path / "trace.jsonl"
-    code, out, _ = run(
+    code, out, _ = command(
         "generate",
         "--prompt-file",
         tmp_path / "prompt.py",
@@ -73,8 +64,8 @@ def test_generate_reads_a_file_and_writes_a_trace(run, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompt.py", "trace.jsonl"]
 
 
-def test_compare_reports_equal_tokens_and_the_fair_pair(run):
-    code, out, _ = run(
+def test_compare_reports_equal_tokens_and_the_fair_pair(command):
+    code, out, _ = command(
         "compare",
         "--json",
         "--limit",
@@ -96,7 +87,7 @@ def test_compare_reports_equal_tokens_and_the_fair_pair(run):
     assert {"loop_share", "mean_acceptance", "mean_acceptance_outside_loops"} <= set(document["rows"][0])
 
 
-def test_compare_exits_1_when_tokens_differ(run, monkeypatch):
+def test_compare_exits_1_when_tokens_differ(command, monkeypatch):
     """A tree decoder that drops the check of its tokens must be caught: the walk here accepts a wrong bonus token."""
     from ddtree.engine import Engine
 
@@ -107,38 +98,38 @@ def test_compare_exits_1_when_tokens_differ(run, monkeypatch):
         return path, (bonus + 1) % self.config.vocab_size if tree.num_nodes else bonus
 
     monkeypatch.setattr(Engine, "accept", wrong_after_a_draft)
-    code, out, _ = run("compare", "--limit", 1, "--max-new-tokens", 8)
+    code, out, _ = command("compare", "--limit", 1, "--max-new-tokens", 8)
     assert code == 1 and "NO (1)" in out
 
 
-def test_compare_prints_a_table(run):
-    code, out, _ = run("compare", "--limit", 1, "--max-new-tokens", 8)
+def test_compare_prints_a_table(command):
+    code, out, _ = command("compare", "--limit", 1, "--max-new-tokens", 8)
     assert code == 0 and "bonus token included" in out and out.count("tree") >= 3 and "best budget" in out
 
 
-def test_inspect_shows_and_verifies(run):
-    code, out, _ = run("inspect", DEFAULT_MODEL / "target.kdtr", "--verify")
+def test_inspect_shows_and_verifies(command):
+    code, out, _ = command("inspect", DEFAULT_MODEL / "target.kdtr", "--verify")
     assert (
         code == 0
         and "model.embed_tokens.weight" in out
         and "12,052,336 parameters" in out
         and "verified" in out
     )
-    document = json.loads(run("inspect", DEFAULT_MODEL / "drafter.kdtr", "--json")[1])
+    document = json.loads(command("inspect", DEFAULT_MODEL / "drafter.kdtr", "--json")[1])
     assert document["meta"]["kind"] == "drafter"
 
 
-def test_convert_goes_both_ways(run, tmp_path):
-    code, _, _ = run("convert", DEFAULT_MODEL / "drafter.kdtr", tmp_path / "hf")
+def test_convert_goes_both_ways(command, tmp_path):
+    code, _, _ = command("convert", DEFAULT_MODEL / "drafter.kdtr", tmp_path / "hf")
     assert code == 0 and (tmp_path / "hf" / "config.json").exists()
-    code, out, _ = run("convert", tmp_path / "hf", tmp_path / "back.kdtr", "--json")
+    code, out, _ = command("convert", tmp_path / "hf", tmp_path / "back.kdtr", "--json")
     assert code == 0 and json.loads(out)["kind"] == "drafter"
     assert (tmp_path / "back.kdtr").read_bytes() == (DEFAULT_MODEL / "drafter.kdtr").read_bytes()
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["compare"], ["inspect"], ["convert"], ["demo"]])
-def test_help_names_no_machine_path(run, command):
-    code, out, _ = run(*command, "--help")
+@pytest.mark.parametrize("words", [[], ["generate"], ["compare"], ["inspect"], ["convert"], ["demo"]])
+def test_help_names_no_machine_path(command, words):
+    code, out, _ = command(*words, "--help")
     assert code == 0 and "Usage: ddtree" in out and str(DEFAULT_MODEL.parent) not in out
 
 
@@ -193,38 +184,38 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(run, case, tmp_path, monkeypatch):
+def test_bad_input_is_one_line_and_exit_code_2(command, case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments, said = BAD[case]
-    code, out, err = run(*arguments)
+    code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1 and said in err and "Traceback" not in err
     assert os.listdir(tmp_path) == []
 
 
-def test_a_truncated_checkpoint_is_refused_and_nothing_is_written(run, tmp_path):
-    run("convert", DEFAULT_MODEL / "drafter.kdtr", tmp_path / "hf")
+def test_a_truncated_checkpoint_is_refused_and_nothing_is_written(command, tmp_path):
+    command("convert", DEFAULT_MODEL / "drafter.kdtr", tmp_path / "hf")
     weights = tmp_path / "hf" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    code, out, err = run("convert", tmp_path / "hf", tmp_path / "out.kdtr")
+    code, out, err = command("convert", tmp_path / "hf", tmp_path / "out.kdtr")
     lines = [line for line in err.splitlines() if line.startswith("ddtree: ")]
     assert (code, out) == (2, "") and len(lines) == 1 and "model.safetensors" in lines[0]
     assert os.listdir(tmp_path) == ["hf"]
 
 
-def test_a_truncated_bundle_is_refused(run, tmp_path):
+def test_a_truncated_bundle_is_refused(command, tmp_path):
     cut = tmp_path / "target.kdtr"
     cut.write_bytes((DEFAULT_MODEL / "target.kdtr").read_bytes()[:-5000])
-    code, out, err = run("generate", "x", "--model", cut)
+    code, out, err = command("generate", "x", "--model", cut)
     assert (code, out) == (2, "") and "target.kdtr" in err and len(err.splitlines()) == 1
 
 
-def test_unwritable_conversion_leaves_nothing(run, tmp_path):
-    code, _, err = run("convert", DEFAULT_MODEL / "drafter.kdtr", tmp_path / "no" / "such" / "hf")
+def test_unwritable_conversion_leaves_nothing(command, tmp_path):
+    code, _, err = command("convert", DEFAULT_MODEL / "drafter.kdtr", tmp_path / "no" / "such" / "hf")
     assert code == 2 and "such" in err.splitlines()[-1] and os.listdir(tmp_path) == []
 
 
-def test_the_shipped_prompts_are_the_default(run):
+def test_the_shipped_prompts_are_the_default(command):
     assert len(load_prompts()) == 64
 
 
@@ -241,9 +232,9 @@ PROMPT_LINE = '{"id": "a", "kind": "b", "text": "c"}'
         (PROMPT_LINE.replace('"c"', json.dumps("x = 1\n" * 700)), "prompt a"),
     ],
 )
-def test_bad_prompt_files_are_one_line(run, tmp_path, text, said):
+def test_bad_prompt_files_are_one_line(command, tmp_path, text, said):
     (tmp_path / "prompts.jsonl").write_text(text)
-    code, out, err = run("compare", "--prompts", tmp_path / "prompts.jsonl")
+    code, out, err = command("compare", "--prompts", tmp_path / "prompts.jsonl")
     assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
 
 
@@ -261,7 +252,7 @@ def test_prompts_may_hold_any_unicode_and_a_mark_in_front(tmp_path):
         ("target", "pairs", "rope_layout"),
     ],
 )
-def test_a_bundle_whose_arrays_do_not_fit_its_config_is_refused(run, tmp_path, name, change, said):
+def test_a_bundle_whose_arrays_do_not_fit_its_config_is_refused(command, tmp_path, name, change, said):
     with KdtrFile(DEFAULT_MODEL / f"{name}.kdtr") as file:
         meta = file.meta | (
             {"rope_layout": change} if change == "pairs" else {"config": file.meta["config"] | change}
@@ -272,25 +263,25 @@ def test_a_bundle_whose_arrays_do_not_fit_its_config_is_refused(run, tmp_path, n
         if name == "target"
         else ["--drafter", tmp_path / "drafter.kdtr"]
     )
-    code, out, err = run("generate", "x", *model)
+    code, out, err = command("generate", "x", *model)
     assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
 
 
-def test_interrupt_is_one_line(run, monkeypatch):
+def test_interrupt_is_one_line(command, monkeypatch):
     def interrupted(*arguments, **keywords):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "generate", interrupted)
-    code, out, err = run("generate", "x")
+    code, out, err = command("generate", "x")
     assert (code, out, err.strip()) == (130, "", "interrupted")
 
 
-def test_a_closed_output_is_one_line(run, monkeypatch):
+def test_a_closed_output_is_one_line(command, monkeypatch):
     def closed(*arguments, **keywords):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr(cli, "generate", closed)
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # it is put back afterwards
-    code, out, err = run("generate", "x")
+    code, out, err = command("generate", "x")
     sys.stdout.close()
     assert (code, out, err) == (2, "", "ddtree: the output was closed before all was written\n")

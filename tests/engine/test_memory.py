@@ -1,14 +1,13 @@
 """What `inspect --memory` foretells is what engines allocate, byte for byte, and a GPU without it is refused first."""
 
+import functools
 import json
-import sys
 
 import numpy as np
 import pytest
 from engine.micro import BRANCHED, DRAFTER, TARGET, write_micro_bundle
 from support import branched, trained
 
-from ddtree import cli
 from ddtree.bundle import open_bundle
 from ddtree.engine import Engine
 from ddtree.engine_memory import check_free, plan_memory, sum_of
@@ -182,16 +181,9 @@ def test_a_gpu_that_is_too_small_is_refused(micro):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(command):
     """Run `inspect` in this process; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ddtree", "inspect", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return (stop.value.code, *capsys.readouterr())
-
-    return call
+    return functools.partial(command, "inspect")
 
 
 def test_inspect_memory_prints_a_table_and_json(run):

@@ -1,13 +1,12 @@
 """`ddtree plot` as a user meets it: every kind from files, and one line for whatever is wrong."""
 
+import functools
 import json
 import os
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from ddtree import cli
 from ddtree.cli_keep import keep_rounds
 from ddtree.cli_plot_kinds import KINDS
 from ddtree.errors import UsageError
@@ -15,16 +14,9 @@ from ddtree.trace import read_trace
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(command):
     """Run `ddtree plot` in this process; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ddtree", "plot", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return (stop.value.code, *capsys.readouterr())
-
-    return call
+    return functools.partial(command, "plot")
 
 
 WORKS = [
@@ -158,22 +150,18 @@ def test_an_output_that_cannot_be(run, folder, output, said):
     assert code == 2 and said in err and len(err.splitlines()) == 1
 
 
-def test_tables_want_a_trace(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["ddtree", "compare", "--limit", "1", "--tables"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 2 and "name one with --trace" in capsys.readouterr().err
+def test_tables_want_a_trace(command):
+    code, _, err = command("compare", "--limit", "1", "--tables")
+    assert code == 2 and "name one with --trace" in err
 
 
-def test_compare_keeps_the_rounds_of_every_row(monkeypatch, capsys, tmp_path):
-    words = ["compare", "--limit", "1", "--max-new-tokens", "6", "--budget", "4", "--json"]
+def test_compare_keeps_the_rounds_of_every_row(command, tmp_path):
     trace = tmp_path / "trace.jsonl"
-    monkeypatch.setattr(sys, "argv", ["ddtree", *words, "--trace", str(trace), "--tables"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    words = ("--limit", "1", "--max-new-tokens", "6", "--budget", "4", "--json")
+    code, out, _ = command("compare", *words, "--trace", trace, "--tables")
+    rows = json.loads(out)["rows"]
     _, runs = read_trace(trace)
-    assert stop.value.code == 0 and len(runs) == len(rows) == 5
+    assert code == 0 and len(runs) == len(rows) == 5
     for each, row in zip(runs, rows, strict=True):
         assert (each.settings["method"], each.settings["budget"]) == (row["method"], row["budget"])
         assert len(each.rounds) == row["rounds"] + 1

@@ -1,12 +1,10 @@
 """Recordings that the replay's tests share, made once: three prompts, 24 tokens, greedy and sampled."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 from support import branched, trained
 
-from ddtree import cli
 from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.engine import Engine
 from ddtree.prompts import load_prompts
@@ -45,16 +43,3 @@ def recorded_by(engine, directory):
     prompts = load_prompts()[:3]
     recordings = record(engine, prompts, directory, CONFIG, TEMPERATURES)
     return SimpleNamespace(directory=directory, recordings=recordings, prompts=prompts, config=CONFIG)
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Run the command line in this process; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ddtree", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return (stop.value.code, *capsys.readouterr())
-
-    return call

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -165,17 +164,9 @@ def test_parameters_are_counted_as_the_model_uses_them(torch):
     assert counted == {"total": 12_052_224, "active": 4_810_496}
 
 
-def test_a_wrong_call_is_one_line(text, tmp_path, capsys, monkeypatch):
-    from ddtree import cli
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ddtree", "train", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code, capsys.readouterr().err
-
-    code, error = call("all", "--out", tmp_path, "--preset", "huge")
+def test_a_wrong_call_is_one_line(command, tmp_path, monkeypatch):
+    code, _, error = command("train", "all", "--out", tmp_path, "--preset", "huge")
     assert code == 2 and error.count("\n") == 1 and "tiny, small, wide" in error
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, error = call("all", "--out", tmp_path, "--preset", TINY.name)
+    code, _, error = command("train", "all", "--out", tmp_path, "--preset", TINY.name)
     assert code == 2 and error.count("\n") == 1 and "[train]" in error
