@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ddtree.reference.topk import log_sum_exp
+
 
 def branch_scores(
     token_ids, log_probs, block, gated, parent_table, child_table, out_places, out_log_probs
@@ -38,21 +40,13 @@ def branch_scores(
             # every pair in one order, so that equal rows give equal sums
             scores = np.einsum("pr,cr->pc", left, right)
             rows = finite_or_nothing(marginal + scores)
-        share = log_sum_exp_rows(marginal[None]) - log_sum_exp_rows(rows)
+        share = log_sum_exp(marginal) - log_sum_exp(rows)
         rows += np.where(np.isfinite(share), share, 0)  # a row of nothing stays so
         with np.errstate(over="ignore"):  # a gap wider than f32 holds is a log-probability of -inf
             rows = rows.astype(np.float32)
         places = np.argsort(-rows, axis=-1, kind="stable")
         out_places[depth, : len(rows)] = places
         out_log_probs[depth, : len(rows)] = np.take_along_axis(rows, places, axis=-1)
-
-
-def log_sum_exp_rows(values):
-    """log(sum(exp(row))) of each row of f64 [N, P], as f64 [N, 1], shifted by its maximum; NaN where none is finite."""
-    greatest = values.max(axis=-1, keepdims=True, initial=-np.inf)
-    greatest = np.where(np.isfinite(greatest), greatest, np.nan)
-    with np.errstate(divide="ignore"):  # of rows without a column
-        return greatest + np.log(np.exp(values - greatest).sum(axis=-1, keepdims=True))
 
 
 def combine(parent, gate):

@@ -29,11 +29,14 @@ def topk_log_softmax(logits, k, out_token_ids, out_log_probs):
 
 
 def log_sum_exp(values):
-    """Return log(sum(exp(values))) of f64 [V], shifted by the maximum; NaN when the maximum is not finite."""
-    greatest = values.max(initial=-np.inf)
-    if not np.isfinite(greatest):
-        return np.nan
-    return greatest + np.log(np.exp(values - greatest).sum())
+    """Return log(sum(exp(row))) of each row of f64 [.., V], f64 [.., 1], shifted by its maximum.
+
+    NaN where the maximum is not finite, as of a row without a column.
+    """
+    greatest = values.max(axis=-1, keepdims=True, initial=-np.inf)
+    greatest = np.where(np.isfinite(greatest), greatest, np.nan)
+    with np.errstate(divide="ignore"):  # of rows without a column
+        return greatest + np.log(np.exp(values - greatest).sum(axis=-1, keepdims=True))
 
 
 def top_ids(values, k):

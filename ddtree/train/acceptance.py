@@ -5,13 +5,13 @@ Plain trees are the workspace's own; a branch-aware one takes a child's score fr
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ddtree.metrics import in_loop
+from ddtree.shapes import branch_aware
 from ddtree.study_fast import accepted_length, best_first
 from ddtree.tree import DraftTree
 
@@ -41,30 +41,10 @@ def marginal_tree(this: Continuation, root: int, budget: int, depth: int) -> Dra
 
 
 def branch_tree(this: Continuation, root: int, budget: int, depth: int) -> DraftTree:
-    """Best-first over the P best candidates of each depth, a child's log-probability read below its parent."""
-    table, ids = this.conditional[root], this.token_ids[root]
-    order = np.argsort(-table, axis=-1, kind="stable")
-    heap = [
-        (-float(table[0, 0, order[0, 0, 0]]), (0,), 0, 0)
-    ]  # -sum, ranks, parent's row, parent's candidate
-    tokens, parents, depths, sums = [int(this.tokens[root])], [-1], [0], [0.0]
-    while heap and len(tokens) <= budget:
-        negated, ranks, parent, above = heapq.heappop(heap)
-        level, rank = len(ranks), ranks[-1]
-        scores, ranking = table[level - 1, above], order[level - 1, above]
-        candidate = int(ranking[rank])
-        tokens.append(int(ids[level - 1, candidate]))
-        parents.append(parent)
-        depths.append(level)
-        sums.append(-negated)
-        if rank + 1 < len(ranking):
-            sibling = -negated - float(scores[candidate]) + float(scores[ranking[rank + 1]])
-            heapq.heappush(heap, (-sibling, (*ranks[:-1], rank + 1), parent, above))
-        if level < depth:
-            best = float(table[level, candidate, order[level, candidate, 0]])
-            heapq.heappush(heap, (negated - best, (*ranks, 0), len(tokens) - 1, candidate))
-    columns = (np.array(column, np.int32) for column in (tokens, parents, depths))
-    return DraftTree(*columns, np.array(sums))
+    """The shape branch_aware's tree over the P best candidates of each depth."""
+    conditional = this.conditional[root]
+    token_ids = this.token_ids[root][:, : conditional.shape[-1]]
+    return branch_aware.build(token_ids, conditional, budget, depth, root_token=int(this.tokens[root]))
 
 
 def mean_acceptance(continuations: list[Continuation], build: Build, budget: int) -> dict[str, float]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree.lab import dash_or
 from ddtree.metrics import in_loop
 from ddtree.study_summary import DRAWS, interval_of
 from ddtree.train.acceptance import Build, Continuation, branch_tree, marginal_tree, mean_acceptance
@@ -108,21 +109,17 @@ def lines(name: str, found: dict[str, Any]) -> list[str]:
     for budget in BUDGETS:
         for where, each in found[f"budget_{budget}"].items():
             text.append(
-                f"  budget {budget:3d}, {where.replace('_', ' '):14s} marginal {_said(each['marginal'])}, branch "
-                f"{_said(each['branch'])} tokens a round with the bonus token, {_gain(each)}"
+                f"  budget {budget:3d}, {where.replace('_', ' '):14s} marginal {dash_or(each['marginal'], 3)}, branch "
+                f"{dash_or(each['branch'], 3)} tokens a round with the bonus token, {_gain(each)}"
             )
     each = found["siblings"]
     text.append(
         f"  child of a right second-best sibling ({each['first_misses_of_rank_1']}): marginal "
-        f"{_said(each['marginal'])}, branch {_said(each['branch'])}, {_gain(each)}"
+        f"{dash_or(each['marginal'], 3)}, branch {dash_or(each['branch'], 3)}, {_gain(each)}"
     )
     return text
 
 
-def _said(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
 def _gain(each: dict[str, Any]) -> str:
     ends = ", ".join(f"{end:.3f}" for end in each["ratio_interval"])
-    return f"ratio {_said(each['ratio'])}{f' [{ends}]' if ends else ''}"
+    return f"ratio {dash_or(each['ratio'], 3)}{f' [{ends}]' if ends else ''}"
