@@ -87,6 +87,9 @@ def _outputs(stream: GpuStream) -> Any:
 
 def _microseconds(stream: GpuStream, launch: Callable[[Any], None]) -> float:
     """Median microseconds of a launch as a graph node, after one that compiles it."""
+    from numba import cuda
+
+    cuda.synchronize()  # copies on the default stream have ended
     launch(stream.numba)
     stream.sync()
 

@@ -59,10 +59,14 @@ class Case:
 
 
 def place(work: Work) -> SimpleNamespace:
-    """Fresh device copies of a work's arrays."""
+    """Fresh device copies of a work's arrays.
+
+    They stand when this returns: a small copy on the default stream may end after a launch on another has begun.
+    """
     from numba import cuda
 
     arrays = {name: cuda.to_device(np.ascontiguousarray(array)) for name, array in work.arrays.items()}
+    cuda.synchronize()
     return SimpleNamespace(**arrays, **work.shared)
 
 

@@ -192,6 +192,7 @@ def test_replays_follow_the_context():
     graph = stream.capture(lambda numba_stream: [call(out, numba_stream) for _ in range(3)])
     for context in contexts:
         context_len.copy_to_device(np.array([context], np.int32))
+        cuda.synchronize()  # it went by another stream
         call(again, stream.numba)
         stream.replay(graph)
         stream.sync()
