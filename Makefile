@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test notebooks lab test-browser test-gpu sanitize record-resources figures clean
+.PHONY: help demo test notebooks lab test-browser test-gpu sanitize record record-resources figures clean
 
 # One BLAS thread a process: pytest runs $(JOBS) of them. Exit code 5 is pytest's word for no tests selected.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1
@@ -24,6 +24,7 @@ help:
 	@echo "make test-browser   JupyterLab in headless Chromium: a notebook's slider moves its figure (chromium, chromedriver)"
 	@echo "make test-gpu   the tests that need an NVIDIA GPU, and what they need installed"
 	@echo "make sanitize   every kernel under compute-sanitizer's memcheck and racecheck (NVIDIA GPU, CUDA toolkit)"
+	@echo "make record     benches of kernels, decodes, layers and drafts into data/results/h200 (NVIDIA H200; a quarter of an hour)"
 	@echo "make record-resources   registers and spills of every kernel into data/results/kernels_resources.json"
 	@echo "make figures    the README's figures into docs/, from the demo and the recorded results"
 	@echo "make clean      remove $(VENV), out/ and caches"
@@ -64,6 +65,31 @@ sanitize: $(call stamp,test-gpu)
 	@command -v compute-sanitizer >/dev/null || { echo "make: compute-sanitizer is missing; install the CUDA toolkit" >&2; exit 1; }
 	compute-sanitizer --tool memcheck $(SANITIZE) $(PY) tests/kernels/sanitize.py
 	compute-sanitizer --tool racecheck $(SANITIZE) $(PY) tests/kernels/sanitize.py
+
+# What `make record` writes: the document's name, then what `ddtree bench` is told. A document is replaced when its bench has ended.
+RECORDS := data/results/h200
+BENCH_kernels := kernels
+BENCH_decode := decode --backend cuda --budget 16 --budget 64 --temperature 0 --temperature 0.8 --top-p 0.95
+BENCH_decode_branch := decode --backend cuda --drafter data/models/py12m/drafter_branch.kdtr --shape branch_aware
+BENCH_layers := layers --backend cuda --rows 1 --rows 16 --rows 64
+BENCH_layers_bf16 := layers --backend cuda --dtype bf16 --rows 1 --rows 64
+BENCH_layers_random-4.8b := layers --backend cuda --config random-4.8b --dtype bf16 --rows 1 --rows 64
+BENCH_decode_random-4.8b := decode --backend cuda --config random-4.8b --dtype bf16 --budget 16 --budget 64 --budget 256 --max-new-tokens 24
+rows = $(foreach n,$(1),--rows $(n))
+KIMI_ROWS := $(call rows,1 2 5 8 9 13 16 17 32 33 64 65 128 256)
+BENCH_layers_kimi-k2.6_int4 := layers --backend cuda --config kimi-k2.6 --layers 2 --dtype bf16 --weights int4 \
+  --context 128 --context 8192 --context 131072 $(KIMI_ROWS)
+BENCH_layers_kimi-k2.6 := layers --backend cuda --config kimi-k2.6 --layers 2 --dtype bf16 --context 128 --context 8192 $(KIMI_ROWS)
+BENCH_layers_deepseek-v3_fp8 := layers --backend cuda --config deepseek-v3 --layers 4 --dtype bf16 --weights fp8 \
+  --context 128 --context 8192 $(call rows,1 8 16 32 64 128 256)
+BENCH_draft_kimi-k2.6 := draft --config kimi-k2.6
+DOCUMENTS := $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES)))
+
+record: $(addprefix record-document-,$(DOCUMENTS))
+
+record-document-%: $(call stamp,gpu)
+	$(PY) -m ddtree bench $(BENCH_$*) --json > $(RECORDS)/$*.part
+	mv $(RECORDS)/$*.part $(RECORDS)/$*.json
 
 record-resources: $(call stamp,test-ptx)
 	$(PY) tests/kernels/resources.py
