@@ -19,9 +19,15 @@ import numpy as np
 from numba import cuda, float32, int32, int64, types, uint32
 
 from kernels_numba import attention_wgmma
-from kernels_numba.attention_combine import combine_rows, keys_of_row, keys_of_split, scratch_size, splits_for
+from kernels_numba.attention_combine import (
+    combine_rows,
+    keys_of_split,
+    scratch_size,
+    settled_keys_of_row,
+    splits_for,
+)
 from kernels_numba.checks import check, require
-from kernels_numba.primitives import SIMULATED, after_previous, device_function
+from kernels_numba.primitives import SIMULATED, after_previous, device_function, load_settled
 from kernels_numba.primitives_attend import make_attend, stats_place, sums_place
 from kernels_numba.primitives_attend_copy import NO_ROW, make_copies
 from kernels_numba.primitives_attend_steps import ROWS, key_warps_for, options_for, plan_of
@@ -32,14 +38,14 @@ MULTIPLE = 8  # of the caches' widths: rows are then read 16 bytes at a time
 
 
 def _source_ops(rank, rope, half, keys):
-    """Device functions over (q_latent, q_rope, latents, ropes, lineage, row, context_len, first pair)."""
+    """Device functions over (latents, ropes, lineage, row, context_len, q_latent, q_rope, first pair)."""
     latent = make_copies(keys, rank + rope, half, rank, 0)
     tail = make_copies(keys, rank + rope, half, rope, rank)
-    copy_latents, copy_ropes, copy_found_latents, copy_found_ropes = (
+    copy_latents, copy_ropes, copy_listed_latents, copy_listed_ropes = (
         latent.plain,
         tail.plain,
-        latent.found,
-        tail.found,
+        latent.listed,
+        tail.listed,
     )
 
     @device_function
@@ -47,37 +53,36 @@ def _source_ops(rank, rope, half, keys):
         """The cache row of a position; 0, which is memory, where a lineage points out of the cache."""
         if position >= last:
             return int32(NO_ROW)
-        found, context = position, source[6][0]
+        found, context, lineage = position, source[4], source[2]
         if position >= context:
-            found = int32(context + source[4][uint32(source[5]), uint32(position - context)])
-        return found if uint32(found) < uint32(source[2].shape[0] // rank) else int32(0)
+            at = int64(source[3]) * lineage.shape[1] + int64(int32(position - context))
+            found = int32(context + load_settled(lineage, at))
+        return found if uint32(found) < uint32(source[0].shape[0] // rank) else int32(0)
 
     @device_function
     def bring(source, first, last, found, tile):
-        latents, ropes, stop = source[2], source[3], int32(first + keys)
-        if (
-            stop <= last and stop <= source[6][0] and stop <= latents.shape[0] // rank
-        ):  # committed rows in order
+        latents, ropes, stop = source[0], source[1], int32(first + keys)
+        if stop <= last and stop <= source[4] and stop <= latents.shape[0] // rank:  # committed rows in order
             copy_latents(latents, int64(first) * rank, rank, tile)
             copy_ropes(ropes, int64(first) * rope, rope, tile)
         else:
             for key in range(thread_here(), int32(keys), int32(THREADS)):
                 found[key] = find_row(source, int32(first + key), last)
             cuda.syncthreads()  # the rows are there
-            copy_found_latents(latents, source[0], found, tile)
-            copy_found_ropes(ropes, source[0], found, tile)
+            copy_listed_latents(latents, found, tile)
+            copy_listed_ropes(ropes, found, tile)
 
     @device_function
     def query_pair(source, h, dim, low, stop):
         pair = int64(source[7] + h)
         if stop <= rank:
-            return get_floats(source[0], pair * rank + dim)
+            return get_floats(source[5], pair * rank + dim)
         if low >= rank and stop <= rank + rope:
-            return get_floats(source[1], pair * rope + (dim - rank))
+            return get_floats(source[6], pair * rope + (dim - rank))
         if dim < rank:
-            return get_floats(source[0], pair * rank + dim)
+            return get_floats(source[5], pair * rank + dim)
         if dim < rank + rope:
-            return get_floats(source[1], pair * rope + (dim - rank))
+            return get_floats(source[6], pair * rope + (dim - rank))
         return float32(0), float32(0)
 
     return SimpleNamespace(bring=bring, query_pair=query_pair)
@@ -90,22 +95,31 @@ def make_attention(rank, rope, half):
     key_warps = key_warps_for(width, width, half)
     step = plan_of(width, width, half, key_warps).keys
     ops = _source_ops(rank, rope, half, step)
-    attend = make_attend(width, 0, rank, width, half, key_warps, ops)
+    begin, finish = make_attend(width, 0, rank, width, half, key_warps, ops)
 
     @cuda.jit(**options_for(width, rank, width, half))
     def attention_kernel(
-        q_latent, q_rope, latents, ropes, lineage, depths, context_len, scale, heads, scratch
-    ):
-        """Block (split, group of heads, row); arrays are flat but lineage [M, D]."""
-        after_previous()
+        q_latent, q_rope, settled_latents, settled_ropes, settled_lineage, settled_depths, settled_context,
+        scale, heads, scratch,
+    ):  # fmt: skip
+        """Block (split, group of heads, row); arrays are flat but lineage [M, D].
+
+        The first keys are on their way before the launch ahead, which makes queries, has ended.
+        """
         row, split, splits = int32(cuda.blockIdx.z), cuda.blockIdx.x, cuda.gridDim.x
-        first, last = keys_of_split(keys_of_row(row, lineage, depths, context_len), split, uint32(step))
+        keys = settled_keys_of_row(row, settled_lineage, settled_depths, settled_context)
+        first, last = keys_of_split(keys, split, uint32(step))
+        context = load_settled(settled_context, int64(0))
+        room = begin((settled_latents, settled_ropes, settled_lineage, row, context), first, last)
+        after_previous()
         if first < last:
             head = int32(cuda.blockIdx.y * ROWS)
             slot, slots = row * heads + head, cuda.gridDim.z * heads
-            source = q_latent, q_rope, latents, ropes, lineage, row, context_len, slot
-            attend(
-                source, first, last, min(int32(heads - head), int32(ROWS)), scale, scratch,
+            source = (
+                settled_latents, settled_ropes, settled_lineage, row, context, q_latent, q_rope, slot,
+            )  # fmt: skip
+            finish(
+                room, source, first, last, min(int32(heads - head), int32(ROWS)), scale, scratch,
                 sums_place(slot, split, splits, rank), stats_place(slot, slots, split, splits, rank), splits,
             )  # fmt: skip
 
@@ -129,7 +143,8 @@ def attention(
     f32 or both bf16 bits, lineage i32 [M, D], depths i32 [M], context_len i32 [1] on the device, scale a host number,
     scratch flat f32 of at least attention_scratch(M, H, R, capacity). R and P are multiples of 8; arrays start at 16
     bytes. What a row does not see may hold anything. A padding row (lineage -1) sees the context, and gives 0 where
-    there is none. Raises LaunchError.
+    there is none. In a captured sequence the launch ahead may write the queries, but not caches, lineage, depths or
+    context_len. Raises LaunchError.
 
     A GPU of compute capability 9.0 takes `attention_wgmma` where that can: bf16, (R, P) = (512, 64), H a multiple of
     64, a positive scale. Its softmax weights are bf16. All else is `portable_attention`.

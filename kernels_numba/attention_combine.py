@@ -9,8 +9,8 @@ more than they save. That depends on the shape and on the number of keys the row
 Scratch is f32 [slots, splits, width] of sums, then [slots, splits, 2] of peaks and totals. A slot is a query row; a
 row of attention has one for each head.
 
-A warp takes every WARPS-th split from its own on, and has all of them under way before it uses the first; then warps
-are added in order.
+Up to SHORT_SPLITS splits are added by a thread, all of its four columns'. Of more, a warp takes every WARPS-th from its
+own on, and has all of them under way before it uses the first; then warps are added in order. Every bit is the same.
 """
 
 import functools
@@ -26,6 +26,7 @@ from kernels_numba.primitives import (
     exp,
     fma,
     load4,
+    load_settled,
     store4,
     warp_max,
     warp_sum,
@@ -41,6 +42,8 @@ MAX_SPLITS = 3 if SIMULATED else 33
 WARPS = 2 if SIMULATED else 8
 SHORT_SPLITS = WARPS
 THREADS = WARPS * WARP
+FEW_THREADS = 4 * WARP  # of a block that adds few splits, at most
+FEW_VALUES = 4 * SHORT_SPLITS
 COLUMNS = 4 * WARP  # of a block
 PARTS = WARPS * COLUMNS
 
@@ -76,6 +79,16 @@ def keys_of_row(row, lineage, depths, context_len):
     """How many positions a row sees: up to its own; a padding row (lineage -1 at its own depth) the context alone."""
     depth, context = depths[row], context_len[0]
     known = depth >= 0 and depth < lineage.shape[1] and lineage[row, depth] >= 0
+    return int32(context + depth + 1 if known else context)
+
+
+@device_function
+def settled_keys_of_row(row, lineage, depths, context_len):
+    """The same, of arrays that the launch ahead does not write."""
+    depth, context = load_settled(depths, int64(row)), load_settled(context_len, int64(0))
+    if depth < 0 or depth >= lineage.shape[1]:
+        return int32(context)
+    known = load_settled(lineage, int64(row) * lineage.shape[1] + depth) >= 0
     return int32(context + depth + 1 if known else context)
 
 
@@ -160,39 +173,83 @@ def make_combine(turns, most=MAX_SPLITS, used_of=used_splits, power=exp):
     return combine
 
 
-@functools.cache
-def make_attention_combine(turns):
-    """The kernel for up to turns * WARPS splits."""
-    combine = make_combine(turns)
+combine_all = make_combine(turns_for(MAX_SPLITS))
 
-    @cuda.jit
-    def attention_combine_kernel(scratch, lineage, depths, context_len, width, step, splits, out):
-        """Block (columns, head, row): out[row, head, columns] of flat out [M, heads, width]."""
-        after_previous()
-        row, head = cuda.blockIdx.z, cuda.blockIdx.y
-        keys = keys_of_row(row, lineage, depths, context_len), step
-        slot, slots = row * cuda.gridDim.y + head, cuda.gridDim.z * cuda.gridDim.y
-        combine(slot, slots, width, keys, splits, scratch, out, int64(slot) * width)
 
-    return attention_combine_kernel
+@cuda.jit
+def attention_combine_few_kernel(
+    scratch, settled_lineage, settled_depths, settled_context, width, step, splits, out
+):
+    """Block (columns, head, row): out[row, head, columns] of flat out [M, heads, width], of up to SHORT_SPLITS splits.
+
+    How many keys the row sees is looked up before the attention ahead has ended, which does not write that.
+    """
+    shares = cuda.shared.array(SHORT_SPLITS, float32)
+    lanes = cuda.shared.array(FEW_THREADS, float32)
+    held = cuda.local.array(FEW_VALUES, float32)
+    row, head, heads = int32(cuda.blockIdx.z), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+    thread = int32(cuda.threadIdx.x)
+    lane, column = int32(thread % WARP), int32(4 * (cuda.blockIdx.x * cuda.blockDim.x + thread))
+    keys = settled_keys_of_row(row, settled_lineage, settled_depths, settled_context), step
+    used = min(used_splits(keys), splits)
+    slot, slots = int32(row * heads + head), int32(cuda.gridDim.z * heads)
+    place = sums_place(slot, 0, splits, width) + min(column, int32(width - 4))
+    after_previous()
+    for s in range(SHORT_SPLITS):
+        if s < used:
+            i = 4 * s
+            held[i], held[i + 1], held[i + 2], held[i + 3] = load4(scratch, place + s * width)
+    peak, total, share = float32(-float("inf")), float32(0), float32(0)
+    if lane < used:
+        place = stats_place(slot, slots, lane, splits, width)
+        peak, total = scratch[place], scratch[place + 1]
+    highest = warp_max(peak, lanes)
+    if lane < used:
+        share = float32(1) if peak == highest else exp(peak - highest)
+        if thread < WARP:
+            shares[lane] = share
+    total = warp_sum(fma(share, total, float32(0)), lanes)
+    cuda.syncthreads()  # each split's share is there
+    a, b, c, d = float32(0), float32(0), float32(0), float32(0)
+    for s in range(SHORT_SPLITS):
+        if s < used:
+            i, share, zero = 4 * s, shares[s], float32(0)
+            a, b = a + fma(share, held[i], zero), b + fma(share, held[i + 1], zero)
+            c, d = c + fma(share, held[i + 2], zero), d + fma(share, held[i + 3], zero)
+    if used == 0:
+        total = float32(1)
+    if column < width:
+        store4(out, int64(slot) * width + column, a / total, b / total, c / total, d / total)
+
+
+@cuda.jit
+def attention_combine_kernel(
+    scratch, settled_lineage, settled_depths, settled_context, width, step, splits, out
+):
+    """Block (columns, head, row): the same of up to MAX_SPLITS splits."""
+    row, head = cuda.blockIdx.z, cuda.blockIdx.y
+    keys = settled_keys_of_row(row, settled_lineage, settled_depths, settled_context), step
+    after_previous()
+    slot, slots = row * cuda.gridDim.y + head, cuda.gridDim.z * cuda.gridDim.y
+    combine_all(slot, slots, width, keys, splits, scratch, out, int64(slot) * width)
 
 
 def combine_rows(scratch, lineage, depths, context_len, step, splits, out, stream):
-    """Launch attention_combine_kernel: all of out [M, heads, width] from what blocks with that step left in scratch."""
+    """All of out [M, heads, width] from what blocks with that step left in scratch. 4 divides width."""
     rows, heads, width = out.shape
     sizes = (np.int32(size) for size in (width, step, splits))
-    make_attention_combine(turns_for(splits))[(-(-width // COLUMNS), heads, rows), THREADS, stream](
+    kernel, threads, columns = attention_combine_kernel, THREADS, COLUMNS
+    if splits <= SHORT_SPLITS:
+        kernel, threads = attention_combine_few_kernel, min(FEW_THREADS, -(-width // COLUMNS) * WARP)
+        columns = 4 * threads
+    kernel[(-(-width // columns), heads, rows), threads, stream](
         scratch, lineage, depths, context_len, *sizes, out.reshape(-1)
     )
 
 
 _FLAT, _ONE = types.Array(types.float32, 1, "C"), types.Array(types.int32, 1, "C")
+_SIGNATURE = (_FLAT, types.Array(types.int32, 2, "C"), _ONE, _ONE, *(types.int32,) * 3, _FLAT)
 SPECS = [
-    KernelSpec(
-        f"attention_combine_{turns}",
-        make_attention_combine(turns),
-        (_FLAT, types.Array(types.int32, 2, "C"), _ONE, _ONE, *(types.int32,) * 3, _FLAT),
-        THREADS,
-    )
-    for turns in sorted({turns_for(1), turns_for(MAX_SPLITS)})
+    KernelSpec("attention_combine", attention_combine_kernel, _SIGNATURE, THREADS),
+    KernelSpec("attention_combine_few", attention_combine_few_kernel, _SIGNATURE, FEW_THREADS),
 ]

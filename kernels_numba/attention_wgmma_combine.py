@@ -11,7 +11,7 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, int64, types
 
-from kernels_numba.attention_combine import COLUMNS, WARPS, keys_of_row, make_combine
+from kernels_numba.attention_combine import COLUMNS, WARPS, make_combine, settled_keys_of_row
 from kernels_numba.primitives import (
     FULL,
     SIMULATED,
@@ -48,12 +48,18 @@ def make_few_combine(most):
     held_values, turns = 4 * most, most // 8
 
     @cuda.jit(**({} if SIMULATED else {"launch_bounds": (FEW_THREADS, 4)}))
-    def attention_wgmma_few_kernel(scratch, lineage, depths, context_len, splits, first_row, out):
-        """Block (head, row counted from first_row): out[row, head] of flat out [M, heads, RANK]."""
-        after_previous()
+    def attention_wgmma_few_kernel(
+        scratch, settled_lineage, settled_depths, settled_context, splits, first_row, out
+    ):
+        """Block (head, row counted from first_row): out[row, head] of flat out [M, heads, RANK].
+
+        How many keys the row sees is looked up before the attention ahead has ended, which does not write that.
+        """
         lanes, held = cuda.shared.array(FEW_THREADS, float32), cuda.local.array(held_values, float32)
         row, head, heads = int32(cuda.blockIdx.y), int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
-        used = min(used_splits(keys_of_row(int32(first_row + row), lineage, depths, context_len)), splits)
+        keys = settled_keys_of_row(int32(first_row + row), settled_lineage, settled_depths, settled_context)
+        used = min(used_splits(keys), splits)
+        after_previous()
         slot, slots = int32(row * heads + head), int32(cuda.gridDim.y * heads)
         column, lane = int32(4 * cuda.threadIdx.x), int32(cuda.threadIdx.x % WARP)
         place = sums_place(slot, 0, splits, RANK) + column
@@ -93,11 +99,13 @@ def make_many_combine():
     combine = make_combine(MAX_SPLITS // WARPS, MAX_SPLITS, used_splits, power2)
 
     @cuda.jit(**({} if SIMULATED else {"launch_bounds": (MANY_THREADS, 2)}))
-    def attention_wgmma_many_kernel(scratch, lineage, depths, context_len, splits, first_row, out):
+    def attention_wgmma_many_kernel(
+        scratch, settled_lineage, settled_depths, settled_context, splits, first_row, out
+    ):
         """Block (columns, head, row counted from first_row): out[row, head, columns] of flat out [M, heads, RANK]."""
-        after_previous()
         row, head, heads = int32(cuda.blockIdx.z), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-        keys = keys_of_row(int32(first_row + row), lineage, depths, context_len)
+        keys = settled_keys_of_row(int32(first_row + row), settled_lineage, settled_depths, settled_context)
+        after_previous()
         slot, slots = int32(row * heads + head), int32(cuda.gridDim.z * heads)
         at = (int64(first_row) * heads + slot) * RANK
         combine(slot, slots, int32(RANK), keys, splits, scratch, out, at)

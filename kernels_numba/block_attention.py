@@ -101,7 +101,7 @@ def make_block_attention(dim, sharing, half):
     key_warps = key_warps_for(key_width, width, half)
     step = plan_of(key_width, width, half, key_warps).keys
     ops = _source_ops(dim, sharing, half, step)
-    attend = make_attend(key_width, value_at, dim, width, half, key_warps, ops)
+    begin, finish = make_attend(key_width, value_at, dim, width, half, key_warps, ops)
 
     @cuda.jit(**options_for(key_width, dim, width, half))
     def block_attention_kernel(
@@ -119,8 +119,8 @@ def make_block_attention(dim, sharing, half):
                 int32(heads * sharing), head, heads, row,
             )  # fmt: skip
             slot, slots = int32(head * rows + row), int32(heads * rows)
-            attend(
-                source, first, last, min(int32(rows - row), int32(ROWS)), scale, scratch,
+            finish(
+                begin(source, first, last), source, first, last, min(int32(rows - row), int32(ROWS)), scale, scratch,
                 sums_place(slot, split, splits, dim), stats_place(slot, slots, split, splits, dim), splits,
             )  # fmt: skip
 

@@ -7,7 +7,7 @@ A pair is a row and an expert whose gate is not zero; pairs are numbered by expe
 those of an expert into tiles, whose rows share its weights; `up` makes hidden [pairs, I]; `down` makes gate x output
 [pairs, H]; `combine` adds a row's pairs in the order of their experts. Launches are for as many tiles as there can be;
 blocks without one leave at once. A row's result depends on that row alone. bf16 weights go to tensor cores
-(`experts_mma`), unless their K is no multiple of 8.
+(`experts_mma`), unless their K is no multiple of 8; of one row alone `experts_one` makes the same bits.
 """
 
 import functools
@@ -15,6 +15,7 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, int64, types
 
+from kernels_numba import experts_one
 from kernels_numba.checks import check, require
 from kernels_numba.experts_mma import MMA_ROWS, launch_down, launch_up, split_bits_of
 from kernels_numba.experts_plan import MAX_CHOSEN, gate_of, plan_kernel, plan_size, plan_threads, tile_of
@@ -213,6 +214,12 @@ def experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, num_cho
     up_ragged, down_ragged = size % chunk_of(half) != 0, width % chunk_of(half) != 0
     up_bits = split_bits_of(2 * width, size, num_chosen)
     down_bits = split_bits_of(size, width, num_chosen)
+    whole = half and not up_ragged and not down_ragged
+    if whole and experts_one.takes(num_rows, routed, num_chosen, up_bits, down_bits):
+        flat = (array.reshape(-1) for array in (x, gates, w_gate, w_up, w_down, hidden, out))
+        counts = num_chosen, num_experts - routed
+        experts_one.launch_one(*flat, counts, (size, width), (up_bits, down_bits), stream)
+        return
     tile_sizes = tuple(TILES)
     if up_ragged or down_ragged:
         tile_sizes = RAGGED_ROWS

@@ -59,6 +59,22 @@ def load4(typing_context, array, index):
 
 
 @intrinsic
+def load_settled(typing_context, array, index):
+    """The f32 or i32 at a flat index of a global array as the L2 cache has it, no sooner than earlier accesses."""
+
+    def build(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        address = builder.ptrtoint(builder.gep(array.data, [arguments[1]]), ir.IntType(64))
+        kind = ir.FunctionType(ir.IntType(32) if whole else ir.FloatType(), [ir.IntType(64)])
+        names = f"={'r' if whole else 'f'},l,~{{memory}}"
+        load = ir.InlineAsm(kind, "ld.global.cg.b32 $0, [$1];", names, side_effect=True)
+        return builder.call(load, [address])
+
+    whole = array.dtype == types.int32
+    return array.dtype(array, types.int64), build
+
+
+@intrinsic
 def store4(typing_context, array, index, a, b, c, d):
     """Four f32 to array[index], 16-byte aligned."""
 

@@ -13,7 +13,15 @@ from numba import cuda, float32, int32, int64, types
 
 from kernels_numba.checks import check, require
 from kernels_numba.norm import inverse_rms, is_wide, norm_threads, sum_of_squares, sum_of_squares4
-from kernels_numba.primitives import SIMULATED, WARP, after_previous, device_function, float_to_bf16, fma
+from kernels_numba.primitives import (
+    SIMULATED,
+    WARP,
+    after_previous,
+    device_function,
+    float_to_bf16,
+    fma,
+    load_settled,
+)
 from kernels_numba.primitives_block import MAX_THREADS
 from kernels_numba.registry import KernelSpec
 
@@ -60,21 +68,35 @@ def make_rope(bf16):
     return rope_kernel
 
 
+@device_function
+def settled_position_of(row, depths, context_len, cos):
+    """position_of, of arrays that the launch ahead does not write."""
+    place = int64(load_settled(context_len, int64(0))) + load_settled(depths, int64(row))
+    return min(max(place, int64(0)), int64(cos.shape[0] - 1))
+
+
 @cuda.jit
-def split_query_kernel(query, cos, sin, depths, context_len, q_nope, q_rope):
-    """Block (row, part): a thread copies one element or turns one pair of one head of query [M, H, nope + rope]."""
-    after_previous()
+def split_query_kernel(
+    query, nope, settled_cos, settled_sin, settled_depths, settled_context, q_nope, q_rope
+):
+    """Block (row, part): a thread copies one element or turns one pair of one head of query [M, H, nope + rope].
+
+    Its angle is looked up before the launch ahead has ended, which does not write tables, depths or context_len.
+    """
     row = cuda.blockIdx.x
-    nope, half = int32(q_nope.shape[2]), int32(cos.shape[1])
+    half = int32(settled_cos.shape[1])
     unit = int32(cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
     head, i = unit // (nope + half), unit % (nope + half)
+    j, c, s = i - nope, float32(0), float32(0)
+    if j >= 0:
+        p = settled_position_of(row, settled_depths, settled_context, settled_cos)
+        c, s = load_settled(settled_cos, p * half + j), load_settled(settled_sin, p * half + j)
+    after_previous()
     if head < query.shape[1]:
         if i < nope:
             q_nope[row, head, i] = query[row, head, i]
         else:
-            j = i - nope
-            p = position_of(row, depths, context_len, cos)
-            a, b = turn(query[row, head, i], query[row, head, i + half], cos[p, j], sin[p, j])
+            a, b = turn(query[row, head, i], query[row, head, i + half], c, s)
             q_rope[row, head, j], q_rope[row, head, j + half] = a, b
 
 
@@ -86,12 +108,23 @@ def make_append_latent(bf16, wide):
 
     @cuda.jit
     def append_latent_kernel(
-        qkv, weight, eps, cos, sin, depths, context_len, q_lora, latent_cache, rope_cache, query
+        qkv,
+        weight,
+        eps,
+        settled_cos,
+        settled_sin,
+        settled_depths,
+        settled_context,
+        q_lora,
+        latent_cache,
+        rope_cache,
+        query,
     ):
         """Block (i, 0) writes row context_len + i of both caches, or nothing when that is past their last.
 
         Block (i, 1) norms the `query` elements before the latent of flat qkv into flat q_lora. `weight` is both norms';
-        a thread's first is on its way before the launch ahead has ended, what it turns before the sum is known.
+        a thread's first is on its way before the launch ahead has ended, and its angle, of tables, depths and
+        context_len that the launch ahead does not write; what it turns before the sum is known.
         """
         scratch = cuda.shared.array(MAX_THREADS, float32)
         partials = cuda.shared.array(WARP, float32)
@@ -99,14 +132,16 @@ def make_append_latent(bf16, wide):
         is_query, rank = cuda.blockIdx.y == 1, int32(weight.shape[0] - query)
         width, before = (query, int32(0)) if is_query else (rank, query)
         first = weight[before + min(thread, int32(width - 1))]
-        after_previous()
-        half = int32(cos.shape[1])
-        start = int64(row) * (query + rank + 2 * half) + before
-        key, target = start + rank, context_len[0] + row
-        p = position_of(row, depths, context_len, cos)
+        half = int32(settled_cos.shape[1])
+        p = settled_position_of(row, settled_depths, settled_context, settled_cos) * half
+        target = int64(load_settled(settled_context, int64(0))) + row
         c = s = x = y = float32(0)
         if thread < half and not is_query:
-            c, s = cos[p, thread], sin[p, thread]
+            c, s = load_settled(settled_cos, p + thread), load_settled(settled_sin, p + thread)
+        after_previous()
+        start = int64(row) * (query + rank + 2 * half) + before
+        key = start + rank
+        if thread < half and not is_query:
             x, y = qkv[key + thread], qkv[key + thread + half]
         scale = inverse_rms(reduce(qkv, start, width, scratch, partials), width, eps)
         if is_query:
@@ -124,7 +159,8 @@ def make_append_latent(bf16, wide):
                 a, b = turn(x, y, c, s)
                 rope_cache[target, thread], rope_cache[target, thread + half] = convert(a), convert(b)
             for i in range(thread + step, half, step):
-                a, b = turn(qkv[key + i], qkv[key + i + half], cos[p, i], sin[p, i])
+                c, s = load_settled(settled_cos, p + i), load_settled(settled_sin, p + i)
+                a, b = turn(qkv[key + i], qkv[key + i + half], c, s)
                 rope_cache[target, i], rope_cache[target, i + half] = convert(a), convert(b)
 
     return append_latent_kernel
@@ -157,7 +193,10 @@ def rope(x, cos, sin, depths, context_len, out, stream=0):
 
 
 def split_query(query, cos, sin, depths, context_len, q_nope, q_rope, stream=0):
-    """Split f32 query [M, H, nope + rope] into q_nope [M, H, nope] and turned q_rope [M, H, rope]. LaunchError."""
+    """Split f32 query [M, H, nope + rope] into q_nope [M, H, nope] and turned q_rope [M, H, rope]. LaunchError.
+
+    In a captured sequence the launch ahead may write the query, but not tables, depths or context_len.
+    """
     check("split_query: query", query, "float32", (None, None, None))
     rows, heads, width = query.shape
     check("split_query: q_nope", q_nope, "float32", (rows, heads, None))
@@ -167,7 +206,7 @@ def split_query(query, cos, sin, depths, context_len, q_nope, q_rope, stream=0):
     if query.size:
         units = heads * (nope + (width - nope) // 2)
         split_query_kernel[grid(rows, units), THREADS, stream](
-            query, cos, sin, depths, context_len, q_nope, q_rope
+            query, np.int32(nope), cos, sin, depths, context_len, q_nope, q_rope
         )
 
 
@@ -178,7 +217,7 @@ def append_latent(
 
     qkv f32 [M, Q + R + P], norm_weight f32 [Q + R], q_lora f32 [M, Q], left alone where Q is 0, latent_cache
     [capacity, R] and rope_cache [capacity, P] both f32 or both bf16. A cache row past the capacity is not written.
-    LaunchError.
+    In a captured sequence the launch ahead may write qkv, but not tables, depths or context_len. LaunchError.
     """
     check("append_latent: latent_cache", latent_cache, CACHE_DTYPES, (None, None))
     capacity, rank = latent_cache.shape
@@ -224,7 +263,7 @@ _HEADS, _FLAT = _array(types.float32, 3), _array(types.float32, 1)
 SPECS = [
     KernelSpec("rope", make_rope(False), (_HEADS, *_AT, _HEADS), THREADS),
     KernelSpec("rope_bf16", make_rope(True), (_HEADS, *_AT, _array(types.uint16, 3)), THREADS),
-    KernelSpec("split_query", split_query_kernel, (_HEADS, *_AT, _HEADS, _HEADS), THREADS),
+    KernelSpec("split_query", split_query_kernel, (_HEADS, types.int32, *_AT, _HEADS, _HEADS), THREADS),
 ] + [
     KernelSpec(
         f"append_latent{suffix}{'' if wide else '_odd'}",

@@ -28,6 +28,7 @@ __all__ = [
     "index_of_key",
     "load4",
     "load8",
+    "load_settled",
     "order_key",
     "store4",
     "warp_max",
@@ -57,8 +58,14 @@ if SIMULATED:
 
         In a captured round a launch may overlap the end of the one before it (programmatic dependent launch); its
         blocks stand by and wait here. Before that a kernel touches none of its arrays but `weight`, which no launch of
-        a round writes; every block of every kernel comes here once. No device function calls this.
+        a round writes, and those named settled.., which the one ahead does not write: launches before that have ended
+        when one begins, since the one ahead waited for them before it let this one start. `load_settled` reads them.
+        Every block of every kernel comes here once. No device function calls this.
         """
+
+    def load_settled(array, index):
+        """The f32 or i32 at a flat index of an array that a launch before the one ahead wrote, whatever L1 has."""
+        return array.reshape(-1)[index]
 
     def float_from_bits(bits):
         """The f32 whose bits are the u32 given."""
@@ -125,6 +132,7 @@ else:
         fma,
         load4,
         load8,
+        load_settled,
         store4,
     )
 

@@ -54,12 +54,13 @@ def stats_place(slot, slots, split, splits, width):
 
 
 def make_attend(key_width, value_at, columns, row_width, half, key_warps, ops):
-    """attend(source, first, last, rows, scale, scratch, sums_at, stats_at, splits), the work of a block.
+    """(begin, finish), the work of a block: room = begin(source, first, last) takes shared memory and starts to copy.
 
-    Positions first .. last - 1 of the keys of query rows 0 .. rows - 1, into scratch: row h's sums at sums_at + h *
-    splits * columns, its peak and total at stats_at + 2 * h * splits. In shared memory a position has key_width dims
-    of key from 0 on and `columns` of value from value_at on, row_width elements in all. `ops` are device functions
-    over `source`, a tuple of theirs:
+    Then finish(room, source, first, last, rows, scale, scratch, sums_at, stats_at, splits). Positions first .. last - 1
+    of the keys of query rows 0 .. rows - 1, into scratch: row h's sums at sums_at + h * splits * columns, its peak and
+    total at stats_at + 2 * h * splits. In shared memory a position has key_width dims of key from 0 on and `columns` of
+    value from value_at on, row_width elements in all. `ops` are device functions over `source`, a tuple of theirs, of
+    which `begin` needs what `bring` does:
     - bring(source, first, last, found, tile) starts the copies of a step; `found` is a shared i32 array of its size;
     - query_pair(source, h, dim, low, stop) is dims dim and dim + 1 of query row h, 0 behind the last dim; the
       compiler knows low <= dim < stop.
@@ -108,24 +109,30 @@ def make_attend(key_width, value_at, columns, row_width, half, key_warps, ops):
                 put_floats(scratch, places[1] + int64(h) * 2 * splits, peaks[o], totals[o])
 
     @cuda.jit(device=True)
-    def attend(source, first, last, rows, scale, scratch, sums_at, stats_at, splits):
+    def begin(source, first, last):
         tile = cuda.shared.array(tile_size, cell, ALIGN)
         work = cuda.shared.array(work_size, uint16, ALIGN)
         factors = cuda.shared.array(ROWS, float32)
         found = cuda.shared.array(keys, int32)
         words = cuda.shared.array(EXCHANGE, uint32)
         places = cuda.shared.array(2, int64)  # needed at the end alone: no registers are kept for them
+        if tail:  # dims behind a key's last, once: no copy comes there that a score would see
+            zero = uint32(0)
+            for key in range(int32(cuda.threadIdx.x), keys, THREADS):
+                for i in range(0, 8, piece):
+                    put_words(tile, int64(key) * pitch + (key_width + i), zero, zero, zero, zero)
+        if first < last:
+            bring(source, first, last, found, tile)
+        return tile, work, factors, found, words, places
+
+    @cuda.jit(device=True)
+    def finish(room, source, first, last, rows, scale, scratch, sums_at, stats_at, splits):
+        tile, work, factors, found, words, places = room
         thread = uint32(cuda.threadIdx.x)
         if thread == 0:
             places[0], places[1] = sums_at, stats_at
         warp, lane = int32(thread // uint32(LANES)), int32(thread % uint32(LANES))
         key_warp, dim_warp = int32(uint32(warp) // uint32(dim_warps)), int32(uint32(warp) % uint32(dim_warps))
-        if tail:  # dims behind a key's last, once: no copy comes there that a score would see
-            zero = uint32(0)
-            for key in range(int32(thread), keys, THREADS):
-                for i in range(0, 8, piece):
-                    put_words(tile, int64(key) * pitch + (key_width + i), zero, zero, zero, zero)
-        bring(source, first, last, found, tile)
         queries, sums = cuda.local.array(held_queries, uint32), cuda.local.array(held_sums, float32)
         peaks, totals = cuda.local.array(own_rows, float32), cuda.local.array(own_rows, float32)
         load_queries(source, rows, dim_warp, lane, queries)
@@ -147,4 +154,4 @@ def make_attend(key_width, value_at, columns, row_width, half, key_warps, ops):
                 bring(source, first, last, found, tile)
         leave(sums, peaks, totals, warp, lane, rows, scratch, places, splits, words)
 
-    return attend
+    return begin, finish

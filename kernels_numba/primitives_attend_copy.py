@@ -26,6 +26,7 @@ def make_copies(keys, row_width, half, width, offset):
     """Copies of `width` elements of each of a step's rows to `offset` of the shared row; both are multiples of 8.
 
     - plain(cache, index, stride, tile): rows from cache[index] on, `stride` apart;
+    - listed(cache, rows, tile): row rows[k] of the cache, zeros for NO_ROW;
     - found(cache, own, rows, tile): row rows[k] of the cache; of f32 `own`, ~rows[k] where that is negative; zeros for
       NO_ROW.
     """
@@ -61,6 +62,15 @@ def make_copies(keys, row_width, half, width, offset):
             copy_piece(tile, at, own, index)
 
     @device_function
+    def listed(cache, rows, tile):
+        for i in range(thread_here(), int32(count), int32(THREADS)):
+            key, piece = uint32(uint32(i) // uint32(pieces)), uint32(uint32(i) % uint32(pieces))
+            at = int64(uint32(key * uint32(pitch) + piece * uint32(dims) + uint32(offset)))
+            row, column = rows[key], int64(uint32(piece * uint32(dims)))
+            size = uint32(16) if row >= 0 else uint32(0)
+            copy_or_zero(tile, at, cache, int64(max(row, int32(0))) * width + column, size)
+
+    @device_function
     def found(cache, own, rows, tile):
         for i in range(thread_here(), int32(count), int32(THREADS)):
             key, piece = uint32(uint32(i) // uint32(pieces)), uint32(uint32(i) % uint32(pieces))
@@ -72,4 +82,4 @@ def make_copies(keys, row_width, half, width, offset):
             else:
                 copy_own(own, int64(~row) * width + column, tile, at)
 
-    return SimpleNamespace(plain=plain, found=found)
+    return SimpleNamespace(plain=plain, listed=listed, found=found)

@@ -43,7 +43,7 @@ LANES = 32
 ALIGN = None if SIMULATED else 16  # of shared arrays that wide accesses go to
 WARPS = 2 if SIMULATED else 8
 THREADS = WARPS * LANES
-EXCHANGE = 32 * THREADS if SIMULATED else 1
+EXCHANGE = 64 * THREADS if SIMULATED else 1  # for blocks of up to twice as many
 
 if SIMULATED:
 
@@ -84,8 +84,8 @@ if SIMULATED:
         array[index : index + len(both)] = both
 
     def get_words(array, index):
-        """Four u32 at a u32 array's [index], 16-byte aligned."""
-        return tuple(array[index : index + 4])
+        """Four u32 that are the 16 bytes at an array's [index] of four-byte elements, aligned so."""
+        return tuple(array[index : index + 4].view(np.uint32))
 
     def get_float(array, index):
         """The f32 in a u16 array's [index : index + 2], index even."""

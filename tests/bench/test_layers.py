@@ -1,5 +1,6 @@
 """Parity by layer, and the recorded operations of a forward: what they are and what they must move."""
 
+import itertools
 import time
 from types import SimpleNamespace
 
@@ -63,6 +64,11 @@ def test_recorded_calls_are_the_forward(engine):
     assert engine.model.ops is engine.ops
     assert (engine.model.buffers.logits[:16] == want).all()
     names, depths = weight_names(engine.model.weights), tree.depths
+    ahead = {(before.name, call.name) for before, call in itertools.pairwise(calls)}
+    early = {"attention": "head_linear", "append_latent": "linear", "split_query": "linear"}
+    assert {(a, b) for a, b in ahead if b in early} == {
+        (a, b) for b, a in early.items()
+    }  # writes no place, no cache
     assert all(call.step for call in calls) and {call.layer for call in calls} == set(range(9))
     assert label_of(calls[-1], names) in ("linear head", "linear embedding")  # tied or not
     costs = {id(call): cost_of(call, names, 70, depths) for call in calls}

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from kernels_numba import registry
 
+EARLY = re.compile(
+    r"weight|settled\w*"
+)  # what no launch of a round writes, and what the launch ahead does not
 FORMULA = re.compile(r"\S = \S|<-|->|:=")
 
 
@@ -43,8 +46,8 @@ def starts_early(tree, arrays_of):
     """(name, line, why) of each kernel that may read what is not there yet, and of each wait that is no kernel's own.
 
     A kernel waits once, in a statement of its own body, so that every block does and the next launch may count on it.
-    Before that it leaves alone all its arrays but `weight`, which no launch of a round writes; arrays_of(name, line)
-    are the names of a kernel's arrays, None where that is not known: then they are all its parameters.
+    Before that it leaves alone all its arrays but those named as EARLY says; arrays_of(name, line) are the names of a
+    kernel's arrays, None where that is not known: then they are all its parameters.
     """
     found, own = [], set()
     for node in ast.walk(tree):
@@ -61,13 +64,13 @@ def starts_early(tree, arrays_of):
             found.append((node.name, line, f"waits {len(waits)} times in its own body, not once"))
             continue
         arrays = arrays_of(node.name, line)
-        forbidden = set(parameters if arrays is None else arrays) - {"weight"}
+        forbidden = {one for one in (parameters if arrays is None else arrays) if not EARLY.fullmatch(one)}
         for inner in (inner for item in node.body[: waits[0]] for inner in ast.walk(item)):
             if isinstance(inner, ast.Name) and inner.id in forbidden:
                 found.append((node.name, line, f"touches {inner.id} before it waits"))
             elif isinstance(inner, ast.Subscript) and not isinstance(inner.ctx, ast.Load):
-                if ast.unparse(inner.value) == "weight":
-                    found.append((node.name, line, "writes weight before it waits"))
+                if EARLY.fullmatch(ast.unparse(inner.value)):
+                    found.append((node.name, line, f"writes {ast.unparse(inner.value)} before it waits"))
             elif isinstance(inner, ast.Return | ast.Raise):
                 found.append((node.name, line, "may leave before it waits"))
     others = [node for node in ast.walk(tree) if is_wait(node) and node not in own]

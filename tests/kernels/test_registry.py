@@ -112,6 +112,8 @@ STEPS = ("first = min(rows, weight.shape[0])", "    after_previous()\n    out[0]
         (STEPS[0], "first = load4(out, 0)", ["early: touches out before it waits"]),
         (STEPS[0], "other = x", ["early: touches x before it waits"]),
         (STEPS[0], "weight[0] = 1", ["early: writes weight before it waits"]),
+        (STEPS[0], "first = load_settled(settled, 0)", []),
+        (STEPS[0], "settled_depths[0] = 1", ["early: writes settled_depths before it waits"]),
         (STEPS[0], "if rows == 0: return", ["early: may leave before it waits"]),
         (STEPS[1], "    out[0]", ["early: waits 0 times in its own body, not once"]),
         (STEPS[1], "    after_previous()\n    after_previous()\n    out[0]", ["early: waits 2 times"]),
@@ -124,7 +126,7 @@ STEPS = ("first = min(rows, weight.shape[0])", "    after_previous()\n    out[0]
 )
 def test_only_weights_are_read_before_the_wait(old, new, wanted):
     assert old in EARLY
-    arrays = {"x", "weight", "out"}
+    arrays = {"x", "weight", "settled", "settled_depths", "out"}
     found = [
         f"{name}: {why}"
         for name, _, why in starts_early(ast.parse(EARLY.replace(old, new)), lambda *_: arrays)
