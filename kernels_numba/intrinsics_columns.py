@@ -6,6 +6,8 @@ from llvmlite import ir
 from numba import types
 from numba.cuda.extending import intrinsic
 
+from kernels_numba.intrinsics_mma import _shared_address
+
 _WORD, _FLOAT, _INDEX = ir.IntType(32), ir.FloatType(), ir.IntType(64)
 _SUMS = ir.LiteralStructType([_FLOAT] * 4)
 _MMA = ir.InlineAsm(
@@ -13,6 +15,12 @@ _MMA = ir.InlineAsm(
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
     "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
     ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4),
+)
+_PIECES = ir.InlineAsm(
+    ir.FunctionType(ir.LiteralStructType([_WORD] * 4), [_WORD]),
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+    "=r,=r,=r,=r,r,~{memory}",
+    side_effect=True,
 )
 _TOGETHER = ir.InlineAsm(
     ir.FunctionType(ir.VoidType(), []), "bar.warp.sync -1;", "~{memory}", side_effect=True
@@ -40,8 +48,14 @@ def make_multiply_wide(tiles, across):
                 loaded = builder.load(pointer, align=16)
                 return [builder.extract_element(loaded, ir.Constant(_WORD, i)) for i in range(4)]
 
-            rows, columns = (builder.gep(buffer_data, [arguments[i]]) for i in (1, 2))
-            right = [four(columns, 128 * j) for j in range(across)]
+            def pieces(index, offset):
+                index = builder.add(index, ir.Constant(_INDEX, offset))
+                address = _shared_address(context, builder, signature.args[0], arguments[0], index)
+                found = builder.call(_PIECES, [address])
+                return [builder.extract_value(found, i) for i in range(4)]
+
+            rows = builder.gep(buffer_data, [arguments[1]])
+            right = [pieces(arguments[2], 128 * j) for j in range(across)]
             for t in range(tiles):
                 if tiles > MANY_TILES and t and t % 2 == 0:
                     builder.call(_TOGETHER, [])

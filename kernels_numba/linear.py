@@ -4,7 +4,9 @@
 
 With f32 weights a warp makes a tile of rows x columns (`primitives_dot`). Where columns are few and K is long, `splits`
 warps of a block share K and their sums are added in order; the split depends on the weight's shape alone, never on the
-rows. bf16 weights go to tensor cores (`linear_mma`), unless their K is no multiple of 8: such a weight never does.
+rows. bf16 weights go to tensor cores, unless their K is no multiple of 8: such a weight never does. Few rows take
+`linear_mma`, more take `linear_wgmma` on GPUs of compute capability 9.0 and `linear_wide` on others; the bits are the
+same, so that the choice is one of speed.
 """
 
 import functools
@@ -12,9 +14,11 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, int64, types
 
+from kernels_numba import linear_wgmma
 from kernels_numba.checks import check, require
 from kernels_numba.linear_ends import launch_add, launch_round
 from kernels_numba.linear_mma import launch_mma, tiling_of
+from kernels_numba.linear_wgmma_round import launch_swizzle
 from kernels_numba.linear_wide import launch_wide, wide_tiling_of
 from kernels_numba.primitives import SIMULATED, WARP, after_previous
 from kernels_numba.primitives_columns import CHUNK, ROWS, TILE_WORDS, share_of
@@ -28,6 +32,8 @@ from kernels_numba.primitives_dot import (
     rows_of_tile,
 )
 from kernels_numba.primitives_lanes import THREADS, WARPS, lane_and_warp
+from kernels_numba.primitives_linear_plan import GroupTiling, group_tiling_of
+from kernels_numba.primitives_linear_wgmma import CHUNK as GROUP_CHUNK
 from kernels_numba.registry import KernelSpec
 
 ENOUGH_SUMS = 4096  # warps that fill the GPU, one column each
@@ -116,7 +122,10 @@ def tensor_plan(num_rows, heads, width, length):
     few_ns, few = tiling_of(num_rows, heads, width, length, split_bits)
     if num_rows <= FEW_ROWS or not length:
         return split_bits, share, few, None
-    many_ns, many = wide_tiling_of(num_rows, heads, width, length, split_bits, apart)
+    if linear_wgmma.can_take():
+        many_ns, many = group_tiling_of(num_rows, heads, width, length, share, split_bits, apart)
+    else:
+        many_ns, many = wide_tiling_of(num_rows, heads, width, length, split_bits, apart)
     return (split_bits, share, few, None) if few_ns <= many_ns else (split_bits, share, None, many)
 
 
@@ -169,8 +178,12 @@ def _launch_on_tensor_cores(x, weight, out, scratch, sizes, stream):
     found = 0 if scratch is None else scratch.size
     require(found >= wanted, f"linear: scratch: expected {wanted} elements at least, found {found}")
     inputs, to = scratch[:words], scratch[words:wanted] if many.apart else out
-    launch_round(x, inputs, sizes, share // CHUNK << split_bits, stream)
-    launch_wide(inputs, weight, to, sizes, share, split_bits, many, stream)
+    if isinstance(many, GroupTiling):
+        launch_swizzle(x, inputs, sizes, share // GROUP_CHUNK << split_bits, stream)
+        linear_wgmma.launch_groups(inputs, weight, to, sizes, share, split_bits, many, stream)
+    else:
+        launch_round(x, inputs, sizes, share // CHUNK << split_bits, stream)
+        launch_wide(inputs, weight, to, sizes, share, split_bits, many, stream)
     if many.apart:
         launch_add(to, out, split_bits, stream)
 

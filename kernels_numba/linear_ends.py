@@ -8,14 +8,26 @@ import functools
 import numpy as np
 from numba import cuda, int32, int64, types
 
-from kernels_numba.primitives import SIMULATED, after_previous, load4, store4
+from kernels_numba.primitives import (
+    SIMULATED,
+    after_previous,
+    device_function,
+    float_from_bits,
+    load4,
+    store4,
+)
 from kernels_numba.primitives_columns import CHUNK, MOST_SPLITS, MULTIPLE, ROWS, TILE_WORDS
-from kernels_numba.primitives_mma import LANES, pack_pair, put_words
+from kernels_numba.primitives_mma import LANES, pack_pair, put_floats
 from kernels_numba.primitives_tensor import load_floats_if
 from kernels_numba.registry import KernelSpec
 
 WARPS = 1 if SIMULATED else 8  # of a block that rounds, a chunk each
 THREADS = 8 if SIMULATED else 256  # of a block that adds, four elements each
+
+
+@device_function
+def _put_two(inputs, to, upper, lower):
+    put_floats(inputs, to, float_from_bits(upper), float_from_bits(lower))
 
 
 @cuda.jit
@@ -37,11 +49,13 @@ def linear_round_kernel(x, inputs, num_rows, num_heads, length, chunks):
         e, f, g, h = load_floats_if(x, at + 4, there)
         i, j, m, n = load_floats_if(x, under, below)
         o, p, q, r = load_floats_if(x, under + 4, below)
-        to = (int64(int32(head * chunks + chunk)) * cuda.gridDim.y + tile) * TILE_WORDS + lane * 4
-        put_words(inputs, to, pack_pair(a, b), pack_pair(i, j), pack_pair(c, d), pack_pair(m, n))
-        put_words(
-            inputs, to + TILE_WORDS // 2, pack_pair(e, f), pack_pair(o, p), pack_pair(g, h), pack_pair(q, r)
-        )
+        to = (int64(int32(head * chunks + chunk)) * cuda.gridDim.y + tile) * TILE_WORDS
+        # Its row's lanes want a word each of this lane's piece, in the step that takes the piece.
+        to = to + int64(int32(((lane & 2) << 6) + ((lane >> 2) << 4) + ((lane & 1) << 1)))
+        _put_two(inputs, to, pack_pair(a, b), pack_pair(i, j))
+        _put_two(inputs, to + 4, pack_pair(c, d), pack_pair(m, n))
+        _put_two(inputs, to + 8, pack_pair(e, f), pack_pair(o, p))
+        _put_two(inputs, to + 12, pack_pair(g, h), pack_pair(q, r))
 
 
 @functools.cache

@@ -4,7 +4,7 @@
 
 A warp makes a tile of 16 columns and 8 rows over one share of K, and loads both sides by itself; the shares of a tile
 are warps of one block. How K is split depends on the weight alone. How many column tiles a block makes, or whether
-`linear_wide` makes the product, changes no bit and is chosen for speed.
+`linear_wgmma` or `linear_wide` makes the product, changes no bit and is chosen for speed.
 """
 
 import functools
@@ -14,7 +14,7 @@ import numpy as np
 from numba import cuda, float32, int32, int64, types, uint32
 
 from kernels_numba.launching import allow_shared
-from kernels_numba.primitives import SIMULATED, after_previous, device_function, load4
+from kernels_numba.primitives import SIMULATED, after_previous, device_function
 from kernels_numba.primitives_columns import (
     CHUNK,
     MOST_SPLITS,
@@ -22,10 +22,13 @@ from kernels_numba.primitives_columns import (
     commit_copies,
     copy_shared,
     copy_weights,
+    own_piece,
+    piece_to_give,
+    pieces_at,
+    stay_together,
     wait_copies_but,
-    words_at,
 )
-from kernels_numba.primitives_mma import EXCHANGE, LANES, multiply_chunk, pack_pair
+from kernels_numba.primitives_mma import EXCHANGE, LANES, get_floats, multiply_chunk, pack_pair
 from kernels_numba.registry import KernelSpec
 
 ROWS, COLUMNS = 8, 16  # of a warp's tile; mma would take 16 rows
@@ -58,7 +61,7 @@ class Tiling(NamedTuple):
 def _fetch_weights(weight, column, sizes, k, last, place, buffers):
     """Start to copy the lane's two columns' eight elements at k, zeros from `last` and the width on."""
     width, length = sizes
-    own = int64(int32(place + (int32(cuda.threadIdx.x) & 31) * 4))
+    own = int64(int32(place + own_piece(int32(cuda.threadIdx.x))))
     for side in range(2):
         size = uint32(16) if k < last and int32(column + 8 * side) < width else uint32(0)
         at = int64(int32(int32(column + 8 * side) * length + k))
@@ -67,12 +70,16 @@ def _fetch_weights(weight, column, sizes, k, last, place, buffers):
 
 @device_function
 def _fetch_row(x, start, k, last, there, place, pitch, buffers):
-    """The same of the lane's row, f32, if it is `there`; ends a group of copies."""
+    """Start to copy two pieces of four elements, at k and 16 further, of a row that is `there`; ends a group of copies.
+
+    Eight elements of all rows lie side by side, `pitch` behind the eight before; lanes copy to neighbouring places.
+    """
     if there:
-        size = uint32(16) if k < last else uint32(0)
-        to, at = int64(int32(place + (int32(cuda.threadIdx.x) & 31) * 4)), int64(int32(start + k))
-        copy_shared(buffers, to, x, at, size)
-        copy_shared(buffers, to + pitch, x, at + 4, size)
+        lane, at = int32(int32(cuda.threadIdx.x) & 31), int64(int32(start + k))
+        to = int64(int32(place + (lane >> 4) * pitch + (lane & 15) * 4))
+        for piece in range(2):
+            size = uint32(16) if int32(k + 16 * piece) < last else uint32(0)
+            copy_shared(buffers, to + int64(int32(2 * piece * pitch)), x, at + 16 * piece, size)
     commit_copies()
 
 
@@ -87,8 +94,8 @@ def make_linear_mma(depth):
         """Flat x [num_rows, num_heads, length], weight [num_heads, width, length], out [num_rows, num_heads, width].
 
         Grid (tiles of rows, blocks of columns, heads): tiles of one weight run side by side and share it in L2. The
-        first weights are on their way before the launch ahead has ended. Both sides go to shared memory, each piece
-        for the very lane that copies it: warps do not wait for each other until their sums meet.
+        first weights are on their way before the launch ahead has ended. Both sides go to shared memory, for the very
+        warp that copies them: warps do not wait for each other until their sums meet.
         """
         words = cuda.shared.array(EXCHANGE, uint32)
         buffers = cuda.shared.array(0, float32)
@@ -97,10 +104,10 @@ def make_linear_mma(depth):
         thread, head = int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
         lane, warp = int32(thread & 31), int32(thread >> 5)
         splits, groups = int32(1 << split_bits), int32(cuda.blockDim.x >> 5 >> split_bits)
-        first_warp = int32(warp & -splits)
+        first_warp, given = int32(warp & -splits), piece_to_give(thread)
         first_column = int32((cuda.blockIdx.y * groups + (warp >> split_bits)) * COLUMNS)
-        split, pitch = int32(warp - first_warp), int32(min(int32(num_rows), int32(ROWS)) * (ROW_WORDS // 2))
-        stage_words = int32(WEIGHT_WORDS + 2 * pitch)
+        split, pitch = int32(warp - first_warp), int32(min(int32(num_rows), int32(ROWS)) * 8)
+        stage_words = int32(WEIGHT_WORDS + 4 * pitch)
         first_place = int32(warp * depth * stage_words)
         k, last = int32(split * share + (lane & 3) * MULTIPLE), min(int32((split + 1) * share), int32(length))
         mine, column = weight[int64(head) * width * length :], int32(first_column + (lane >> 2))
@@ -109,7 +116,9 @@ def make_linear_mma(depth):
             _fetch_weights(mine, column, (width, length), int32(k + d * CHUNK), last, place, buffers)
         first_row = int32(cuda.blockIdx.x * ROWS)
         row = int32(first_row + (lane >> 2))
-        there, start = row < num_rows, int32(int32(row * num_heads + head) * length)
+        there, source = row < num_rows, int32(first_row + ((lane & 15) >> 1))  # rows to use, and to copy
+        copies, start = source < num_rows, int32(int32(source * num_heads + head) * length)
+        shift = int32((lane >> 4) * 8 + (lane & 1) * 4 - (lane & 3) * MULTIPLE)
         for i in range(SUMS):
             sums[i] = float32(0)
         for i in range(8):
@@ -117,22 +126,23 @@ def make_linear_mma(depth):
         after_previous()
         for d in range(ahead):
             place = int32(first_place + d * stage_words + WEIGHT_WORDS)
-            _fetch_row(x, start, int32(k + d * CHUNK), last, there, place, pitch, buffers)
+            _fetch_row(x, start, int32(k + shift + d * CHUNK), last, copies, place, pitch, buffers)
         end = int32(first_place + ahead * stage_words)
         k, place, left = int32(k + ahead * CHUNK), end, int32(share >> 5)
         while left > 0:
             wait()
+            stay_together()  # this stage is there, and the stage before has been used
             _fetch_weights(mine, column, (width, length), k, last, place, buffers)
-            _fetch_row(x, start, k, last, there, int32(place + WEIGHT_WORDS), pitch, buffers)
+            _fetch_row(x, start, int32(k + shift), last, copies, int32(place + WEIGHT_WORDS), pitch, buffers)
             place = int32(place + stage_words) if place < end else first_place
-            own = int64(int32(place + lane * 4))
-            held[0], held[1], held[2], held[3] = words_at(buffers, own)
-            held[4], held[5], held[6], held[7] = words_at(buffers, own + 4 * LANES)
+            own = int64(int32(place + given))
+            held[0], held[1], held[2], held[3] = pieces_at(buffers, own)
+            held[4], held[5], held[6], held[7] = pieces_at(buffers, own + 4 * LANES)
             if there:
-                a, b, c, d = load4(buffers, own + WEIGHT_WORDS)
-                e, f, g, h = load4(buffers, own + int64(int32(WEIGHT_WORDS + pitch)))
-                left_words[0], left_words[2] = pack_pair(a, b), pack_pair(c, d)
-                left_words[4], left_words[6] = pack_pair(e, f), pack_pair(g, h)
+                own = int64(int32(place + WEIGHT_WORDS + lane * 2))
+                for piece in range(4):
+                    a, b = get_floats(buffers, own + int64(int32(piece * pitch)))
+                    left_words[2 * piece] = pack_pair(a, b)
             multiply_chunk(left_words, 0, held, 0, sums, 0, words)
             k, left = int32(k + CHUNK), int32(left - 1)
         wait_all()

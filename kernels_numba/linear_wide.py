@@ -3,7 +3,8 @@
     out[i, h, n] = sum over k of inputs[i, h, k] * weight[h, n, k], inputs = bf16(x)
 
 `linear_ends` rounds the inputs first. A block takes some rows and columns, over all of K or, where K is split and rows
-are few, over one share; then `linear_ends` adds the shares. The bits are those of `linear_mma`.
+are few, over one share; then `linear_ends` adds the shares. The bits are those of `linear_mma`. GPUs of compute
+capability 9.0 take `linear_wgmma` in its place.
 """
 
 import functools

@@ -6,15 +6,17 @@ K is cut into 1 << split_bits shares, of the weight alone, and a share into chun
 chunks of its share in order, two mma each, and shares are added in order. Rows of mma never see each other: so a row
 keeps its bits in a tile of any size and at any place. Behind the end of K, a multiple of 8, both sides are zeros.
 
-A lane l has elements l % 4 * 8 and the next seven of a chunk, as in `primitives_mma.multiply_chunk`. Of a column they
-are 16 bytes of weight. Of rows l // 4 and that + 8 `linear_ends` puts them, rounded to bf16, where a lane finds a
-step's four words side by side: inputs[head][chunk][tile of 16 rows][step][lane][4 words].
+A step of mma takes 16 elements in order, the bits of which are wgmma's on the GPUs that have both. A column's chunk
+is four pieces of 16 bytes, which the lanes l // 4 = column copy, l % 4 each, to l ^ (l // 8): there neither the copies
+nor ldmatrix, which gives a lane a word of each piece of its column, meet in a bank of shared memory. Of rows l // 4 and
+that + 8 `linear_ends` puts a lane's words, rounded to bf16, where it finds a step's four side by side:
+inputs[head][chunk][tile of 16 rows][step][lane][4 words].
 """
 
 import numpy as np
-from numba import cuda
+from numba import cuda, int32
 
-from kernels_numba.primitives import SIMULATED
+from kernels_numba.primitives import SIMULATED, device_function
 
 CHUNK = 32  # elements of K
 MULTIPLE = 8  # of K: 16 bytes of weight
@@ -40,9 +42,17 @@ if SIMULATED:
         """What waits for all of this thread's groups of copies but the last `count`; then a barrier shows them."""
         return lambda: None
 
-    def words_at(array, index):
-        """Four u32 that are the 16 bytes at a flat array's [index], aligned so."""
-        return tuple(array[index : index + 4].view(np.uint32))
+    @cuda.jit(device=True)
+    def stay_together():
+        """A warp's lanes wait for each other, and see what the others have copied and waited for."""
+        cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def pieces_at(buffers, index):
+        """The lane's u32 of each of the four pieces of its column; index = start + its `piece_to_give`."""
+        lane = int(cuda.threadIdx.x) % LANES
+        words = buffers[index - piece_to_give(lane) :][: 4 * LANES].view(np.uint32).reshape(8, 4, 4)
+        return tuple(words[lane // 4, piece ^ lane // 8, lane % 4] for piece in range(4))
 
     def copy_weights(target, at, source, index, count):
         """As `primitives_mma.copy_or_zero`, from u16 to f32 words: 16 bytes or, with count 0, zeros."""
@@ -53,13 +63,13 @@ if SIMULATED:
         """multiply(buffers, rows_at, columns_at, sums, exchange): a chunk of tiles of 16 rows times some of 8 columns.
 
         Of rows' tile t the lane's words are the 16 bytes at the shared buffers[rows_at + 256 t] for the first step, 128
-        further for the second; of columns' tile j those at columns_at + 128 j, two words a step. Their product is added
-        to sums[(t * across + j) * 4 : + 4]. `exchange` is a shared u32 array of EXCHANGE elements.
+        further for the second; of columns' tile j those of `pieces_at` columns_at + 128 j, two a step. Their product is
+        added to sums[(t * across + j) * 4 : + 4]. `exchange` is a shared u32 array of EXCHANGE elements.
         """
 
         @cuda.jit(device=True)
         def multiply(buffers, rows_at, columns_at, sums, exchange):
-            found = [buffers[columns_at + 128 * j :][:4].view(np.uint32) for j in range(across)]
+            found = [np.array(pieces_at(buffers, columns_at + 128 * j)) for j in range(across)]
             for t in range(tiles):
                 for step in range(2):
                     left = buffers[rows_at + 256 * t + 128 * step :][:4].view(np.uint32)
@@ -84,17 +94,38 @@ if SIMULATED:
 
 else:
     from kernels_numba.intrinsics_columns import copy_shared, copy_weights, make_multiply_wide
-    from kernels_numba.intrinsics_mma import get_words as words_at
+    from kernels_numba.intrinsics_mma import load_matrices as pieces_at
     from kernels_numba.intrinsics_stages import commit_copies, wait_copies_but
+
+    @device_function
+    @cuda.jit(device=True)
+    def stay_together():
+        cuda.syncwarp()
+
 
 __all__ = [
     "commit_copies",
     "copy_shared",
     "copy_weights",
     "make_multiply_wide",
+    "own_piece",
+    "piece_to_give",
+    "pieces_at",
+    "stay_together",
     "wait_copies_but",
-    "words_at",
 ]
+
+
+@device_function
+def own_piece(thread):
+    """Where a lane copies its piece of its column to, in words from the first of the eight columns' 32 pieces."""
+    return int32(((thread & 31) ^ ((thread & 24) >> 3)) << 2)
+
+
+@device_function
+def piece_to_give(thread):
+    """The piece whose place a lane gives to `pieces_at`, as ldmatrix asks: that l // 8 of column l % 8."""
+    return int32((((thread & 7) << 2) + (((thread & 24) >> 3) ^ ((thread & 6) >> 1))) << 2)
 
 
 def split_bits_of(heads, width, length):

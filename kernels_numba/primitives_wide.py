@@ -1,7 +1,7 @@
 """The tiles of `primitives_columns`: a warp makes 32 columns of all rows of its block.
 
 Both sides are copied to shared memory, a chunk of K at a time: rows for the whole block, rounded to bf16 and in the
-order of their use; weights for the very lane that copies them.
+order of their use; weights for the very warp that copies them.
 """
 
 from types import SimpleNamespace
@@ -15,6 +15,8 @@ from kernels_numba.primitives_columns import (
     commit_copies,
     copy_weights,
     make_multiply_wide,
+    own_piece,
+    piece_to_give,
 )
 from kernels_numba.primitives_mma import LANES, copy_piece, thread_here
 
@@ -53,7 +55,7 @@ def make_wide_tile(tiles):
         thread = thread_here()
         if left > 0:
             width, length = sizes
-            own = int64(int32(place + row_words + (thread >> 5) * WARP_WORDS + (thread & 31) * 4))
+            own = int64(int32(place + row_words + (thread >> 5) * WARP_WORDS + own_piece(thread)))
             for j in range(ACROSS):
                 size = uint32(16) if k < last and int32(column + j) < width else uint32(0)
                 at = int64(int32(int32(column + j) * length + k))
@@ -71,9 +73,8 @@ def make_wide_tile(tiles):
     @device_function
     def multiply(place, sums, buffers, exchange):
         thread = thread_here()
-        lane = int32(place + (thread & 31) * 4)
-        own = int32(lane + row_words + (thread >> 5) * WARP_WORDS)
-        multiply_wide(buffers, int64(lane), int64(own), sums, exchange)
+        own = int32(place + row_words + (thread >> 5) * WARP_WORDS + piece_to_give(thread))
+        multiply_wide(buffers, int64(int32(place + (thread & 31) * 4)), int64(own), sums, exchange)
 
     return SimpleNamespace(
         fetch_weights=fetch_weights,

@@ -9,7 +9,7 @@ from kernels.test_linear import DTYPES, run
 from kernels_numba import linear, linear_mma, linear_wide
 from kernels_numba.checks import LaunchError
 from kernels_numba.primitives import SIMULATED
-from kernels_numba.primitives_columns import split_bits_of
+from kernels_numba.primitives_columns import own_piece, piece_to_give, split_bits_of
 from kernels_numba.primitives_lanes import WARPS
 from kernels_numba.primitives_wide import MOST_WARPS, ROW_TILES, WIDTH
 
@@ -160,3 +160,14 @@ def test_fewer_rows_want_no_more_scratch():
     for heads, width, length in ((1, 18432, 7168), (1, 7168, 18432), (16, 512, 128), (1, 576, 2048)):
         sizes = [linear.linear_scratch(rows, heads, width, length) for rows in range(1, 1025)]
         assert sizes[0] == 0 and sizes == sorted(sizes)
+
+
+@pytest.mark.skipif(SIMULATED, reason="reads the functions that a GPU runs")
+def test_pieces_of_weight_meet_in_no_bank():
+    """Eight lanes at a time copy 16 bytes each to all 32 banks, and ldmatrix reads eight pieces from all of them."""
+    copied, given = ([place.py_func(lane) // 4 for lane in range(32)] for place in (own_piece, piece_to_give))
+    assert all(
+        given[column + 8 * piece] == copied[4 * column + piece] for column in range(8) for piece in range(4)
+    )
+    for places in (copied, given):
+        assert [len({place % 8 for place in places[lane : lane + 8]}) for lane in range(0, 32, 8)] == [8] * 4
