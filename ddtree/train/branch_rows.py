@@ -26,7 +26,7 @@ from ddtree.train.drafter import Drafter
 from ddtree.train.presets import BranchRun
 from ddtree.train.target import Target
 
-AT_ONCE = 8  # sequences
+AT_ONCE = {"cpu": 8, "cuda": 64}  # sequences
 OF_ROWS = ("bank", "anchors", "decay", "loop_weight")  # what of a run the rows depend on
 Arrays = dict[str, np.ndarray]
 
@@ -65,8 +65,9 @@ def make_rows(target: Target, drafter: Drafter, run: BranchRun, bank: np.ndarray
     generator = torch.Generator(device).manual_seed(seed)
     made: dict[str, list[np.ndarray]] = {}
     with tqdm(total=len(bank), desc="rows", unit="sequence") as bar, tf32():
-        for start in range(0, len(bank), AT_ONCE):
-            tokens = torch.from_numpy(bank[start : start + AT_ONCE].astype(np.int64)).to(device)
+        at_once = AT_ONCE[device.type]
+        for start in range(0, len(bank), at_once):
+            tokens = torch.from_numpy(bank[start : start + at_once].astype(np.int64)).to(device)
             for name, values in rows_of(target, drafter, run, tokens, generator).items():
                 made.setdefault(name, []).append(values.cpu().numpy())
             bar.update(len(tokens))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
 from ddtree.errors import DeviceMemoryError, UsageError
+
+MOST_ON_CPU = 2**30  # bytes
+Function = TypeVar("Function", bound=Callable)
 
 
 def open_device(name: str) -> torch.device:
@@ -20,13 +26,24 @@ def open_device(name: str) -> torch.device:
         raise UsageError("device: PyTorch finds no CUDA GPU; give --device cpu")
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UsageError("device: this GPU has no bf16, which training needs; give --device cpu")
-    torch.backends.cuda.enable_cudnn_sdp(False)  # flash and efficient attention do all that is needed
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise UsageError(
+            "device: steps are compiled for a GPU with Triton, which finds no gcc or clang; install one"
+        )
     return torch.device("cuda")
 
 
 def autocast(device: torch.device) -> torch.autocast:
     """bf16 matrix products on a GPU; on a CPU everything stays f32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def compiled(function: Function, device: torch.device) -> Function:
+    """A function of fixed shapes, compiled for a GPU; as it is on a CPU.
+
+    Methods of modules alike in all but their weights, as a model's layers are, share what is compiled.
+    """
+    return torch.compile(function, fullgraph=True, dynamic=False) if device.type == "cuda" else function
 
 
 @contextmanager
@@ -38,6 +55,14 @@ def tf32() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def room(device: torch.device) -> int:
+    """Bytes that may be filled: those free on a GPU, once PyTorch has given back what it keeps, or MOST_ON_CPU."""
+    if device.type != "cuda":
+        return MOST_ON_CPU
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
 
 
 @contextmanager
@@ -54,7 +79,7 @@ def memory_errors() -> Iterator[None]:
 
 def check_memory(device: torch.device, wanted: int, what: str) -> None:
     """DeviceMemoryError before the work is begun when a GPU lacks `wanted` bytes for it."""
-    if device.type == "cuda" and (free := torch.cuda.mem_get_info()[0]) < wanted:
+    if device.type == "cuda" and (free := room(device)) < wanted:
         raise DeviceMemoryError(
             f"device: {what} takes {wanted / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
         )

@@ -11,11 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ddtree.config import DrafterConfig
-from ddtree.train.layers import RmsNorm, SwiGlu, matrix, rotary, rotate
+from ddtree.train.layers import HIDDEN, RmsNorm, SwiGlu, attend, matrix, rotary, rotate
+
+TOGETHER = 8  # blocks of a sequence
 
 
 class DrafterAttention(nn.Module):
-    """Grouped-query attention of blocks over the context's and the blocks' own keys, with norms on each head."""
+    """Grouped-query attention of blocks over the context's and the blocks' own keys, with norms on each head.
+
+    A few blocks of a sequence go together: they read its context's keys once and hide only one another's own.
+    """
 
     def __init__(self, config: DrafterConfig, out_std: float):
         super().__init__()
@@ -26,23 +31,39 @@ class DrafterAttention(nn.Module):
         self.o = matrix(c.hidden_size, c.num_attention_heads * c.head_dim, out_std)
         self.q_norm, self.k_norm = (RmsNorm(c.head_dim, c.rms_norm_eps) for _ in range(2))
 
-    def forward(self, x: Tensor, context: Tensor, at: tuple[Tensor, ...], bias: Tensor) -> Tensor:
-        """x [B, A x block, H], context [B, S, H]; `at` is cos and sin of the context's and of x's positions."""
-        c = self.config
+    def project(
+        self, x: Tensor, context: Tensor, at: tuple[Tensor, ...], groups: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B x G, kv, each x rows, D] of G groups of `rows` rows, keys and values [B x G, kv, S + rows, D].
+
+        x [B, G x rows, H], context [B, S, H]; `at` is cos and sin of the context's and of x's positions. The queries
+        that share one of the kv key heads, `each` a row, stand below one another.
+        """
+        kv = self.config.num_key_value_heads
         context_cos, context_sin, cos, sin = at
-        query = rotate(self.q_norm(self._heads(x, self.q)), cos, sin)
+        query = rotate(self.q_norm(self._heads(x, self.q)), cos, sin).to(dtype)
         own = rotate(self.k_norm(self._heads(x, self.k)), cos, sin)
         far = rotate(self.k_norm(self._heads(context, self.k)), context_cos, context_sin)
-        keys = torch.cat([far, own], dim=1)
-        values = torch.cat([self._heads(context, self.v), self._heads(x, self.v)], dim=1)
-        each = c.num_attention_heads // c.num_key_value_heads
-        keys, values = (t.repeat_interleave(each, dim=2) for t in (keys, values))
-        q, k, v = (t.to(bias.dtype).transpose(1, 2) for t in (query, keys, values))
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=c.head_dim**-0.5)
-        return functional.linear(out.transpose(1, 2).flatten(-2), self.o)
+        keys = self._keys(far, own, groups).to(dtype)
+        values = self._keys(self._heads(context, self.v), self._heads(x, self.v), groups).to(dtype)
+        query = query.unflatten(2, (kv, -1)).unflatten(1, (groups, -1))  # [B, G, rows, kv, each, D]
+        query = query.permute(0, 1, 3, 4, 2, 5).flatten(3, 4).flatten(0, 1)
+        return query, keys.flatten(0, 1), values.flatten(0, 1)
+
+    def merge(self, out: Tensor, groups: int) -> Tensor:
+        """[B, G x rows, H] of what attention makes of those queries."""
+        each = self.config.num_attention_heads // self.config.num_key_value_heads
+        out = out.unflatten(0, (-1, groups)).unflatten(3, (each, -1))  # [B, G, kv, each, rows, D]
+        return functional.linear(out.permute(0, 1, 4, 2, 3, 5).flatten(3).flatten(1, 2), self.o)
 
     def _heads(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(x, weight).unflatten(-1, (-1, self.config.head_dim))
+
+    @staticmethod
+    def _keys(far: Tensor, own: Tensor, groups: int) -> Tensor:
+        """[B, G, heads, S + rows, D]: each group's copy of the context's, and its own rows'."""
+        far = far.unsqueeze(1).expand(-1, groups, -1, -1, -1)
+        return torch.cat([far, own.unflatten(1, (groups, -1))], dim=2).transpose(2, 3)
 
 
 class DrafterLayer(nn.Module):
@@ -55,7 +76,20 @@ class DrafterLayer(nn.Module):
         self.mlp = SwiGlu(config.hidden_size, config.intermediate_size, out_std=out_std)
 
     def forward(self, x: Tensor, context: Tensor, at: tuple[Tensor, ...], bias: Tensor) -> Tensor:
-        x = x + self.attention(self.input_norm(x), context, at, bias)
+        """bias [B, G, each x rows, S + rows], as `DrafterAttention` stacks its queries."""
+        groups, scale = bias.shape[1], self.attention.config.head_dim**-0.5
+        q, k, v = self.before(x, context, at, groups, bias.dtype)
+        return self.after(x, attend(q, k, v, scale, bias.flatten(0, 1).unsqueeze(1)), groups)
+
+    def before(
+        self, x: Tensor, context: Tensor, at: tuple[Tensor, ...], groups: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention is of."""
+        return self.attention.project(self.input_norm(x), context, at, groups, dtype)
+
+    def after(self, x: Tensor, out: Tensor, groups: int) -> Tensor:
+        """The layer's output, once attention is done."""
+        x = x + self.attention.merge(out, groups)
         return x + self.mlp(self.post_norm(x))
 
 
@@ -88,25 +122,28 @@ class Drafter(nn.Module):
         positions = (anchors.unsqueeze(-1) + steps).flatten(1)
         length = features.shape[1]
         at = (self.cos[:length], self.sin[:length], self.cos[positions], self.sin[positions])
-        bias = visibility(anchors, length, c.block_size, c.context_window or length)
         x = functional.embedding(tokens.flatten(1), embedding).float()
-        bias = bias.to(
-            torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        )
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        bias = visibility(anchors, length, c.block_size, c.context_window or length).to(dtype)
+        bias = bias.repeat(1, 1, c.num_attention_heads // c.num_key_value_heads, 1)
         for layer in self.layers:
             x = layer(x, context, at, bias)
         return self.norm(x).unflatten(1, (count, c.block_size))[:, :, 1:]
 
 
 def visibility(anchors: Tensor, length: int, block: int, window: int) -> Tensor:
-    """Attention bias f32 [B, 1, A x block, length + A x block]: 0 where a block's row may look, else -inf.
+    """Attention bias f32 [B, G, rows, length + rows]: 0 where a block's row may look, else HIDDEN.
 
-    A block looks at the `window` rows before its anchor and at all of itself.
+    A block looks at the `window` rows before its anchor and at all of itself. A group's rows are those of the same
+    number of blocks, at most TOGETHER.
     """
-    rows = torch.arange(length, device=anchors.device)
-    far = (rows < anchors.unsqueeze(-1)) & (rows >= anchors.unsqueeze(-1) - window)  # [B, A, S]
-    far = far.repeat_interleave(block, dim=1)
-    owner = torch.arange(anchors.shape[1], device=anchors.device).repeat_interleave(block)
-    near = (owner.unsqueeze(1) == owner).expand(len(anchors), -1, -1)
-    seen = torch.cat([far, near], dim=-1).unsqueeze(1)
-    return torch.zeros(seen.shape, device=anchors.device).masked_fill(~seen, float("-inf"))
+    count = anchors.shape[1]
+    together = max(n for n in range(1, TOGETHER + 1) if count % n == 0)
+    places = torch.arange(length, device=anchors.device)
+    far = (places < anchors.unsqueeze(-1)) & (places >= anchors.unsqueeze(-1) - window)  # [B, A, S]
+    far = far.unflatten(1, (-1, together)).unsqueeze(3).expand(-1, -1, -1, block, -1).flatten(2, 3)
+    owner = torch.arange(together * block, device=anchors.device) // block
+    near = (owner.unsqueeze(1) == owner).expand(*far.shape[:2], -1, -1)
+    seen = torch.cat([far, near], dim=-1)
+    return torch.zeros(seen.shape, device=anchors.device).masked_fill(~seen, HIDDEN)

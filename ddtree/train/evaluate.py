@@ -24,7 +24,7 @@ from ddtree.train.target import Target
 
 TABLE = 64  # candidates of each depth that a table keeps
 BUDGETS = (16, 64)
-SEQUENCES = 16  # at once
+SEQUENCES = {"cpu": 16, "cuda": 64}  # at once
 
 
 def held_out_prompts(tokens: np.ndarray, count: int, length: int) -> list[list[int]]:
@@ -52,8 +52,9 @@ def continuations(
     made: list[Continuation] = []
     sums = torch.zeros(3, drafter.config.horizon, dtype=torch.float64, device=target.head.device)
     generator = torch.Generator(target.head.device).manual_seed(0)
-    for start in tqdm(range(0, len(prompts), SEQUENCES), desc="evaluation", unit="batch"):
-        some = prompts[start : start + SEQUENCES]
+    at_once = SEQUENCES[target.head.device.type]
+    for start in tqdm(range(0, len(prompts), at_once), desc="evaluation", unit="batch"):
+        some = prompts[start : start + at_once]
         made += _some(target, drafter, branch, some, [temperature] * new, generator, sums)
     count, right, loss = sums.cpu().numpy()
     count = np.maximum(count, 1)
@@ -109,14 +110,16 @@ def _some(
 
 def _measure(tokens: Tensor, first: int, count: int, logits: Tensor, sums: Tensor) -> None:
     """Add one sequence: roots first .. first + count - 2 that are in no loop, at depths whose token is known."""
-    looping = loops(tokens[: first + count].unsqueeze(0))[0]
-    for place in range(count - 1):
-        if not looping[first + place]:
-            labels = tokens[first + place + 1 : first + count][: sums.shape[1]]
-            rows = logits[place, : len(labels)]
-            sums[0, : len(labels)] += 1
-            sums[1, : len(labels)] += rows.argmax(dim=-1) == labels
-            sums[2, : len(labels)] += functional.cross_entropy(rows, labels, reduction="none")
+    depths = torch.arange(1, sums.shape[1] + 1, device=tokens.device)
+    places = torch.arange(count - 1, device=tokens.device)
+    after = places.unsqueeze(1) + depths  # place of each depth's token among the own ones
+    looping = loops(tokens[: first + count].unsqueeze(0))[0, first : first + count - 1]
+    counted = (after < count) & ~looping.unsqueeze(1)
+    labels, rows = tokens[first + after.clamp(max=count - 1)], logits[: count - 1]
+    loss = functional.cross_entropy(rows.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    sums[0] += counted.sum(dim=0)
+    sums[1] += ((rows.argmax(dim=-1) == labels) & counted).sum(dim=0)
+    sums[2] += (loss * counted).sum(dim=0)
 
 
 def evaluate(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], new: int) -> dict[str, Any]:

@@ -52,8 +52,7 @@ def fit_branch(
     draws = Draws(len(rows["labels"]), run.batch, seed)
     arrays = {name: torch.from_numpy(_signed(values)).to(device) for name, values in rows.items()}
 
-    def step(index: int) -> tuple[Tensor, dict[str, Tensor], int]:
-        chosen = torch.from_numpy(draws.of(index)).to(device)
+    def step(chosen: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         parents, labels, ids = (arrays[name][chosen].long() for name in ("parents", "labels", "token_ids"))
         hidden, marginal = arrays["hidden"][chosen].float(), arrays["log_probs"][chosen]
         scores = marginal + branch(hidden, parents, ids, target.embedding, target.head)
@@ -61,13 +60,23 @@ def fit_branch(
         with torch.no_grad():
             right = (ids.gather(1, scores.argmax(dim=1, keepdim=True))[:, 0] == labels).float().mean()
             plain = pair_loss(marginal, ids, labels)[0].mean()
-        return loss, {"loss": loss.detach(), "marginal": plain, "top1": right}, len(chosen)
+        return loss, {"loss": loss.detach(), "marginal": plain, "top1": right}
 
     settings = made_of | {"seed": seed, "run": preset.settings()["branch"], "branch_rank": preset.branch_rank}
     steps = max(1, round(run.epochs * draws.per_epoch))
     optimizer = torch.optim.AdamW(branch.parameters(), lr=run.lr, betas=(0.9, 0.95), weight_decay=0.0)
     fit = Run(
-        "branch", folder, settings, steps, run.warmup, seed, {"branch": branch}, {"branch": optimizer}, step
+        "branch",
+        folder,
+        settings,
+        steps,
+        run.warmup,
+        seed,
+        run.batch,
+        {"branch": branch},
+        {"branch": optimizer},
+        lambda index: (draws.of(index),),
+        step,
     )
     done = fit.fit(clock, device)
     with torch.no_grad():

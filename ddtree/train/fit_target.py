@@ -57,19 +57,17 @@ def fit_target(
     tokens = torch.from_numpy(corpus.train).to(device)
     within = torch.arange(run.window + 1, device=device)
 
-    def step(index: int) -> tuple[Tensor, dict[str, Tensor], int]:
-        starts = torch.from_numpy(windows.starts_of(index)).to(device)
+    def step(starts: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         batch = tokens[starts.unsqueeze(1) + within].long()
         with autocast(device):
             logits = model(batch[:, :-1])
         loss = functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
-        return loss, {"loss": loss.detach()}, run.batch * run.window
+        return loss, {"loss": loss.detach()}
 
-    def after(index: int) -> None:
+    def after() -> None:
         for gate in model.gates():
             gate.balance(run.bias_step)
 
-    optimizer = adamw(model, run.lr, run.weight_decay, device)
     settings = {
         "corpus": corpus.meta["sha256"],
         "tokenizer": corpus.meta["tokenizer_sha256"],
@@ -84,8 +82,10 @@ def fit_target(
         run.steps,
         run.warmup,
         seed,
+        run.batch * run.window,
         {"model": model},
-        {"adamw": optimizer},
+        {"adamw": adamw(model, run.lr, run.weight_decay)},
+        lambda index: (windows.starts_of(index),),
         step,
         after,
     )
@@ -93,14 +93,14 @@ def fit_target(
     return model, done
 
 
-def adamw(module: torch.nn.Module, lr: float, decay: float, device: torch.device) -> torch.optim.AdamW:
+def adamw(module: torch.nn.Module, lr: float, decay: float) -> torch.optim.AdamW:
     """AdamW with betas 0.9 and 0.95; vectors are not decayed."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > NO_DECAY], "weight_decay": decay},
         {"params": [p for p in parameters if p.ndim <= NO_DECAY], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=device.type == "cuda")
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
 
 
 @torch.no_grad()

@@ -5,8 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ddtree.rope import RopeConfig, rotary_tables
+
+# cuDNN's attention takes half as long as the others on a Hopper GPU; what it cannot do (f32) goes to the next
+KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+HIDDEN = -1e4  # added to a score it makes a weight of 0; no kernel stumbles over rows of it, as over -inf
 
 
 class RmsNorm(nn.Module):
@@ -18,6 +28,14 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
+    """Attention of q [B, heads, S, D] over k and v [B, heads, T, D]: causal, or with `bias` on the scores instead."""
+    with sdpa_kernel(KERNELS, set_priority=True):
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale
+        )
 
 
 def matrix(rows: int, columns: int, std: float = 0.02) -> nn.Parameter:

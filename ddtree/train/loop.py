@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from ddtree.errors import NumericsError, UsageError
+from ddtree.train.captured import Captured
 
 LOG_EVERY = 20  # steps; reading a loss waits for the device
 CHECKPOINT_EVERY = 60.0  # seconds
@@ -49,7 +51,8 @@ class Meter:
 
     def add(self, parts: dict[str, Tensor], tokens: int) -> None:
         for name, value in parts.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            # a sum is never the part itself, which the next step overwrites
+            self.sums[name] = self.sums.get(name, 0) + value
         self.steps, self.tokens = self.steps + 1, self.tokens + tokens
 
     def read(self) -> dict[str, float]:
@@ -64,8 +67,9 @@ class Meter:
 class Run:
     """One stage: its files are `folder`/NAME.pt (checkpoint) and NAME.jsonl (log).
 
-    `step(index)` returns the loss to go down and what to log, both on the device, and how many tokens it took.
-    `settings` are JSON values that a checkpoint must agree with; `after(index)` follows the optimizers' steps.
+    `draw(index)` says what a step takes, arrays of the same shapes always; `step` makes of them, on the device, the
+    loss to go down and what to log. A step takes `tokens`. `settings` are JSON values that a checkpoint must agree
+    with; `after` follows the optimizers' steps. On a GPU a step is captured: see `Captured`.
     """
 
     name: str
@@ -74,10 +78,12 @@ class Run:
     steps: int
     warmup: int
     seed: int
+    tokens: int
     modules: dict[str, nn.Module]
     optimizers: dict[str, torch.optim.Optimizer]
-    step: Callable[[int], tuple[Tensor, dict[str, Tensor], int]]
-    after: Callable[[int], None] = lambda index: None
+    draw: Callable[[int], tuple[np.ndarray, ...]]
+    step: Callable[..., tuple[Tensor, dict[str, Tensor]]]
+    after: Callable[[], None] = lambda: None
 
     @property
     def checkpoint(self) -> Path:
@@ -90,9 +96,8 @@ class Run:
     def fit(self, clock: Clock, device: torch.device) -> bool:
         """Take the steps that are left; False when the clock stopped it before the last. Raises NumericsError."""
         start, seconds = self._restore(device)
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                group.setdefault("base_lr", group["lr"])
+        self._settle(device)
+        take = Captured(self.take, device)
         for module in self.modules.values():
             module.train()
         done, began = start, time.monotonic()
@@ -103,12 +108,8 @@ class Run:
             meter, saved = Meter(), began
             while done < self.steps:
                 factor = self._set_rate(done)
-                torch.manual_seed(self.seed * 1_000_003 + done)
-                loss, parts, count = self.step(done)
-                self._update(loss)
-                self.after(done)
+                meter.add(take(self.draw(done), self.seed * 1_000_003 + done), self.tokens)
                 done += 1
-                meter.add(parts, count)
                 bar.update()
                 last = done == self.steps or clock.over
                 due = last or time.monotonic() - saved > CHECKPOINT_EVERY
@@ -133,23 +134,39 @@ class Run:
         log.flush()
         bar.set_postfix_str(f"loss {record['loss']:.3f}, {record['tokens_per_second']:,.0f} tokens/s")
 
+    def _settle(self, device: torch.device) -> None:
+        """Learning rates on a GPU, where a captured step reads them; a checkpoint may be another device's."""
+        on_gpu = device.type == "cuda"
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                rate = group.setdefault("base_lr", group["lr"])
+                group["lr"] = torch.tensor(rate, device=device) if on_gpu else rate
+                group |= {name: on_gpu for name in ("fused", "capturable") if name in group}
+
     def _set_rate(self, index: int) -> float:
         """Linear warm-up, then a cosine to zero."""
         warm = min(1.0, (index + 1) / max(self.warmup, 1))
         factor = warm * 0.5 * (1 + math.cos(math.pi * index / self.steps))
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(group["base_lr"] * factor)
+                else:
+                    group["lr"] = group["base_lr"] * factor
         return factor
 
-    def _update(self, loss: Tensor) -> None:
+    def take(self, *drawn: Tensor) -> dict[str, Tensor]:
+        """A step of what was drawn: the loss, its gradients, the optimizers' steps; what to log."""
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
+        loss, parts = self.step(*drawn)
         loss.backward()
         for module in self.modules.values():
             nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         for optimizer in self.optimizers.values():
             optimizer.step()
+        self.after()
+        return parts
 
     def _save(self, done: int, seconds: float) -> None:
         state = {

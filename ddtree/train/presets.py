@@ -46,7 +46,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class BankRun:
-    """`tokens` in all, shared evenly among `plans`; every plan has the same length. `batch` sequences go at once."""
+    """`tokens` in all, shared evenly among `plans`; every plan has the same length. On a CPU `batch` sequences go at
+    once, on a GPU as many as its memory holds."""
 
     tokens: int
     plans: tuple[tuple[Segment, ...], ...]
@@ -232,7 +233,7 @@ SMALL = Preset(
     branch_rank=128,
     target=TargetRun(steps=4600, batch=32, window=1024, lr=2.5e-3, warmup=200, dropout=0.1),
     bank=BankRun(tokens=30_000_000, plans=PLANS, batch=8192),
-    drafter=DrafterRun(steps=20_000, batch=128, anchors=32, lr=2e-3, warmup=200),
+    drafter=DrafterRun(steps=30_000, batch=128, anchors=32, lr=2e-3, warmup=200),
     branch=BranchRun(BankRun(3072 * 224, BRANCH_PLANS, 256), anchors=32, epochs=4, batch=1024, warmup=50),
     eval_prompts=64,
     eval_tokens=64,
@@ -248,6 +249,7 @@ WIDE = dataclasses.replace(
         "n_shared_experts": 24,
         "num_experts_per_tok": 8,
     },
+    drafter=dataclasses.replace(SMALL.drafter, steps=19_000),
 )
 TINY_PLANS = ((real(16), own(32)), (real(16), burst(8), own(24)), (real(16), own(32, 0.6)))
 TINY = Preset(

@@ -109,6 +109,12 @@ def _corpus(work: Work, tokenizer: Tokenizer) -> Corpus:
     return corpus
 
 
+def _about(corpus: Corpus) -> dict[str, Any]:
+    """Which text it is, for a record."""
+    names = ("sha256", "tokenizer_sha256", "files", "bytes", "held_out_bytes")
+    return {name: corpus.meta[name] for name in names} | {"tokens": len(corpus.train)}
+
+
 def _refuse_other(folder: Path, name: str) -> None:
     """UsageError where the bundle's file in the folder is not of a run there, so that none is overwritten."""
     if (folder / f"{name}.kdtr").exists() and not (folder / f"{name}.pt").exists():
@@ -131,7 +137,8 @@ def train_target(work: Work) -> bool:
     rounded = open_target(bundle, work.device)
     window = work.preset.target.window
     report = held_out_loss(rounded, corpus, window, work.device)
-    report |= parameters(bundle.target, bundle.config)
+    report |= parameters(bundle.target, bundle.config) | {"corpus": _about(corpus), "seed": work.seed}
+    report["run"] = work.preset.settings()["target"]
     tokens = torch.from_numpy(corpus.held_out[: 8 * window]).long().to(work.device)
     shares = loads(
         rounded, tokens.unsqueeze(0)[:, :window] if len(tokens) < 8 * window else tokens.view(8, window)
@@ -185,7 +192,9 @@ def train_drafter(work: Work, target: Path | None = None) -> bool:
         work.say("drafter: stopped by --minutes; the same command goes on")
         return False
     export_drafter(drafter, hf, work.out / "drafter.kdtr")
-    _report(work, bundle, model, corpus, config)
+    about = {"made_of": made_of, "seed": work.seed}
+    about |= {name: work.preset.settings()[name] for name in ("bank", "drafter")}
+    _report(work, bundle, model, corpus, config, about)
     return True
 
 
@@ -240,14 +249,16 @@ def train_branch(work: Work, target: Path | None = None, drafter: Path | None = 
     return True
 
 
-def _report(work: Work, bundle: Bundle, model: Target, corpus: Corpus, config: DrafterConfig) -> None:
+def _report(
+    work: Work, bundle: Bundle, model: Target, corpus: Corpus, config: DrafterConfig, about: dict[str, Any]
+) -> None:
     """Evaluate what was written, print it and keep it in drafter.json; beside it the target's own drafter, if any."""
     positions, device = bundle.config.max_position_embeddings, work.device
     file = KdtrFile(work.out / "drafter.kdtr")
     ours = open_drafter(file, config, positions, device)
     size = sum(p.numel() for p in ours.parameters())
     work.say(f"drafter: {size:,} parameters")
-    report: dict[str, Any] = {"parameters": size}
+    report: dict[str, Any] = {"parameters": size} | about
     new = work.preset.eval_tokens
     sets = _prompts(work, bundle, corpus, config)
     beside = bundle.path / "drafter.kdtr" if bundle.path.is_dir() else bundle.path.parent / "drafter.kdtr"

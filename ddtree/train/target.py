@@ -16,7 +16,7 @@ from torch.nn import functional
 from ddtree.config import ModelConfig
 from ddtree.model import LORA_NORM_EPS
 from ddtree.train.cache import Cache
-from ddtree.train.layers import RmsNorm, SwiGlu, matrix, rotary, rotate
+from ddtree.train.layers import RmsNorm, SwiGlu, attend, matrix, rotary, rotate
 
 
 class Gate(nn.Module):
@@ -80,10 +80,10 @@ class Moe(nn.Module):
 class Attention(nn.Module):
     """MLA. Whole sequences go through keys and values; one new token a sequence meets the latents of a cache."""
 
-    def __init__(self, config: ModelConfig, out_std: float):
+    def __init__(self, config: ModelConfig, index: int, out_std: float):
         super().__init__()
         c, heads = config, config.num_attention_heads
-        self.config = c
+        self.config, self.index = c, index
         if c.q_lora_rank is not None:
             self.q_a = matrix(c.q_lora_rank, c.hidden_size)
             self.q_a_norm = RmsNorm(c.q_lora_rank, LORA_NORM_EPS)
@@ -103,13 +103,13 @@ class Attention(nn.Module):
         key = rotate(key.unsqueeze(-2), cos, sin).squeeze(-2)
         return q_nope, rotate(q_rope, cos, sin), self.kv_a_norm(latent), key
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None) -> Tensor:
         c = self.config
         q_nope, q_rope, latent, key = self.project(x, cos, sin)
         if cache is not None:
-            cache.put(layer, latent, key)
+            cache.put(self.index, latent, key)
             if cache.stepping:
-                return self.step(q_nope, q_rope, cache, layer)
+                return self.step(q_nope, q_rope, cache)
         kv = functional.linear(latent, self.kv_b).unflatten(-1, (c.num_attention_heads, -1))
         k_nope, value = kv.split([c.qk_nope_head_dim, c.v_head_dim], dim=-1)
         shared = key.to(k_nope.dtype).unsqueeze(-2).expand(*k_nope.shape[:-1], -1)
@@ -117,16 +117,16 @@ class Attention(nn.Module):
         keys = torch.cat([k_nope, shared], dim=-1)
         value = functional.pad(value, (0, c.q_head_dim - c.v_head_dim))  # the fast kernel wants one width
         q, k, v = (t.transpose(1, 2) for t in (query, keys, value))
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=c.softmax_scale)
+        out = attend(q, k, v, c.softmax_scale)
         return functional.linear(out.transpose(1, 2)[..., : c.v_head_dim].flatten(-2), self.o)
 
-    def step(self, q_nope: Tensor, q_rope: Tensor, cache: Cache, layer: int) -> Tensor:
+    def step(self, q_nope: Tensor, q_rope: Tensor, cache: Cache) -> Tensor:
         """Absorbed attention of one token a sequence over the rows that its sequence has."""
         c = self.config
         kv_b = self.kv_b.unflatten(0, (c.num_attention_heads, -1))
         w_k, w_v = kv_b.split([c.qk_nope_head_dim, c.v_head_dim], dim=1)
         query = torch.cat([torch.einsum("bhn,hnr->bhr", q_nope[:, 0], w_k), q_rope[:, 0]], dim=-1)
-        keys = cache.rows(layer)
+        keys = cache.rows(self.index)
         scores = torch.bmm(query, keys.transpose(1, 2)) * c.softmax_scale + cache.hidden.unsqueeze(1)
         latents = torch.bmm(scores.softmax(dim=-1), keys[..., : c.kv_lora_rank])
         out = torch.einsum("bhr,hvr->bhv", latents, w_v)
@@ -140,14 +140,14 @@ class Layer(nn.Module):
         super().__init__()
         out_std = 0.02 / math.sqrt(2 * config.num_hidden_layers)
         self.input_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config, out_std)
+        self.attention = Attention(config, index, out_std)
         self.post_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         dense = SwiGlu(config.hidden_size, config.intermediate_size, out_std=out_std)
         self.mlp = Moe(config, out_std) if config.is_moe(index) else dense
-        self.index, self.dropout = index, nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None) -> Tensor:
-        x = x + self.dropout(self.attention(self.input_norm(x), cos, sin, cache, self.index))
+        x = x + self.dropout(self.attention(self.input_norm(x), cos, sin, cache))
         return x + self.dropout(self.mlp(self.post_norm(x)))
 
 

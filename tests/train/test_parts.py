@@ -88,7 +88,7 @@ def test_labels_are_own_tokens_of_one_segment():
 
 
 def test_anchors_have_labels_and_rarely_lie_in_loops(torch):
-    from ddtree.train.fit_drafter import LEAST_LABELS, Batches
+    from ddtree.train.drafter_batches import LEAST_LABELS, Batches
     from ddtree.train.presets import DrafterRun
 
     rng = np.random.default_rng(1)
@@ -102,7 +102,7 @@ def test_anchors_have_labels_and_rarely_lie_in_loops(torch):
     batches, shares = Batches(bank, PLANS, run, 0, torch.device("cpu")), []
     for step in range(20):
         torch.manual_seed(step)
-        batch = batches.of(step)
+        batch = batches.of(torch.from_numpy(batches.rows_of(step)))
         assert (batch.weight > 0).all()
         assert (batch.ends - batch.anchors - 1 >= LEAST_LABELS).all()
         assert all(len(set(row)) == 32 for row in batch.anchors.tolist())
@@ -146,7 +146,8 @@ def test_the_branch_head_is_its_reference(torch):
 
 
 def test_labels_and_weights_are_those_of_the_batch(torch):
-    from ddtree.train.fit_drafter import Batch, losses
+    from ddtree.train.drafter_batches import Batch
+    from ddtree.train.fit_drafter import losses
 
     tokens = torch.arange(10, 50)[None]
     ends = torch.tensor([[8, 40]])  # the first block has labels at distances 1 and 2 alone
@@ -157,7 +158,7 @@ def test_labels_and_weights_are_those_of_the_batch(torch):
             logits[0, row, distance - 1, 10 + anchor + distance] = 30.0 - 20.0 * (row == 0 and distance == 2)
     soft = (tokens.roll(-1, 1).unsqueeze(-1).expand(-1, -1, 8), torch.full((1, 40, 8), 1 / 8))
     decay = torch.exp(-torch.arange(15) / 7.0)
-    _, parts = losses(logits, batch, soft, decay, TINY.drafter)
+    _, parts = losses(logits, torch.eye(512), batch, soft, decay, TINY.drafter.soft)
     wrong = torch.log(1 + 511 * torch.exp(torch.tensor(-10.0))) * decay[1]
     expected = wrong / (1 + decay[1] + 0.15 * decay.sum())
     assert parts["loss"].item() == pytest.approx(expected.item(), rel=1e-4)

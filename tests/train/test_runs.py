@@ -101,9 +101,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(torch, text, short, tmp_path, mo
 
 
 def test_training_in_bf16_as_on_a_gpu_learns_too(torch, text, short, tmp_path, monkeypatch):
-    from ddtree.train import fit_drafter, fit_target, stages
+    from ddtree.train import drafter_batches, fit_drafter, fit_target, stages
 
-    for module in (fit_target, fit_drafter):
+    for module in (fit_target, fit_drafter, drafter_batches):
         monkeypatch.setattr(module, "autocast", lambda device: torch.autocast("cpu", torch.bfloat16))
     work = stages.start(str(text), str(tmp_path), short, 0, "cpu", None, lambda line: None)
     assert stages.train_target(work) and stages.train_drafter(work)
