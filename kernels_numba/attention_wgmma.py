@@ -44,7 +44,7 @@ from kernels_numba.primitives_attend_wgmma import meet_over_queries, score_split
 from kernels_numba.registry import KernelSpec
 
 if not SIMULATED:
-    from kernels_numba.intrinsics_shared import shared_address
+    from kernels_numba.intrinsics_shared import policy_of, shared_address
     from kernels_numba.primitives_attend_wgmma import become_producer, become_scorer, become_weigher
 
 CAPABILITY = (9, 0)
@@ -64,30 +64,32 @@ def cache_row(position, last, lineage, row, context, capacity):
 
 
 @device_function
-def tiles_and_span(row, lineage, depths, context_len):
-    """(keys, tiles, tiles of a split) of a row."""
-    keys = keys_of_row(row, lineage, depths, context_len)
+def tiles_and_span(keys):
+    """(tiles, tiles of a split) of a row that sees that many keys."""
     tiles = tiles_of(keys)
-    return keys, tiles, span_tiles(tiles)
+    return tiles, span_tiles(tiles)
 
 
 @device_function
 def bring_items(base, latents, ropes, lineage, depths, context_len, groups, first_row, units):
     """The fourth warpgroup's part: the keys of all items of the block's run."""
+    known = keys_of_row(first_row, lineage, depths, context_len)  # beside the look at the context
     context, capacity = context_len[0], int32(latents.shape[0] // RANK)
+    policy = policy_of(uint32(1) if units == 1 else uint32(0))  # no other block reads these keys
     most = tiles_of(int32(context + lineage.shape[1]))
     unit, tile, stop = run_of(cuda.blockIdx.x, cuda.gridDim.x, most, units)
     count = uint32(0)
     while unit < units and unit * most < stop:
         row = int32(first_row + int32(uint32(unit) // uint32(groups)))
-        keys, tiles, span = tiles_and_span(row, lineage, depths, context_len)
+        keys = keys_of_row(row, lineage, depths, context_len) if row != first_row else known
+        tiles, span = tiles_and_span(keys)
         tile = int32(over(tile, span) * span)
         while starts_item(unit, most, tile, tiles, stop):
             first = int32(tile * TILE)
             last = min(int32(first + span * TILE), keys)
             while first < last:
                 found = cache_row(int32(first + key_here()), last, lineage, row, context, capacity)
-                bring_tile(base, count, latents, ropes, found)
+                bring_tile(base, count, latents, ropes, found, policy)
                 count += uint32(1)
                 first = int32(first + TILE)
             tile += span
@@ -97,12 +99,14 @@ def bring_items(base, latents, ropes, lineage, depths, context_len, groups, firs
 @device_function
 def score_items(base, lineage, depths, context_len, scale, groups, splits, first_row, units, scratch):
     """The third warpgroup's part: the weights, peaks and totals of all items of the block's run."""
+    known = keys_of_row(first_row, lineage, depths, context_len)
     most = tiles_of(int32(context_len[0] + lineage.shape[1]))
     unit, tile, stop = run_of(cuda.blockIdx.x, cuda.gridDim.x, most, units)
     count = uint32(0)
     while unit < units and unit * most < stop:
         row = int32(first_row + int32(uint32(unit) // uint32(groups)))
-        keys, tiles, span = tiles_and_span(row, lineage, depths, context_len)
+        keys = keys_of_row(row, lineage, depths, context_len) if row != first_row else known
+        tiles, span = tiles_and_span(keys)
         split, slot = over(tile, span), int32(unit * HEADS)
         if starts_item(unit, most, int32(split * span), tiles, stop):
             meet_over_queries()
@@ -122,13 +126,19 @@ def weigh_items(
 ):
     """The first two warpgroups' part: the queries and the sums of all items of the block's run."""
     held = cuda.local.array(QUERY_FLOATS, float32)
-    most = tiles_of(int32(context_len[0] + lineage.shape[1]))
-    unit, tile, stop = run_of(cuda.blockIdx.x, cuda.gridDim.x, most, units)
+    unit, tile, stop, most = int32(0), int32(0), int32(1), int32(0)
+    if units > 1:
+        most = tiles_of(int32(context_len[0] + lineage.shape[1]))
+        unit, tile, stop = run_of(cuda.blockIdx.x, cuda.gridDim.x, most, units)
     count = uint32(0)
     while unit < units and unit * most < stop:
         row, slot = int32(first_row + int32(uint32(unit) // uint32(groups))), int32(unit * HEADS)
         fetch_queries(q_latent, q_rope, (int64(first_row) * groups + unit) * HEADS, held)
-        keys, tiles, span = tiles_and_span(row, lineage, depths, context_len)
+        if units == 1:  # its queries were known before what says how many keys there are
+            most = tiles_of(int32(context_len[0] + lineage.shape[1]))
+            unit, tile, stop = run_of(cuda.blockIdx.x, cuda.gridDim.x, most, units)
+        keys = keys_of_row(row, lineage, depths, context_len)
+        tiles, span = tiles_and_span(keys)
         split = over(tile, span)
         if starts_item(unit, most, int32(split * span), tiles, stop):
             meet_over_queries()  # the last unit's have been used

@@ -42,9 +42,9 @@ def put_word(typing_context, address, word):
 
 
 @intrinsic
-def put_four(typing_context, address, a, b, c, d):
-    """Four u32 to a shared address, 16-byte aligned."""
-    return types.void(*[types.uint32] * 5), _statement("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "rrrrr")
+def put_two(typing_context, address, a, b):
+    """Two u32 to a shared address, 8-byte aligned."""
+    return types.void(*[types.uint32] * 3), _statement("st.shared.v2.b32 [$0], {$1, $2};", "rrr")
 
 
 @intrinsic
@@ -60,16 +60,27 @@ def get_real(typing_context, address):
 
 
 @intrinsic
-def copy_row_piece(typing_context, address, source, index, count):
+def policy_of(typing_context, once):
+    """How `copy_row_piece` leaves the L2 cache: what is read once goes first."""
+    text = (
+        "{\n.reg .b64 a, b;\n.reg .pred p;\nsetp.ne.u32 p, $1, 0;\n"
+        "createpolicy.fractional.L2::evict_first.b64 a, 1.0;\n"
+        "createpolicy.fractional.L2::evict_normal.b64 b, 1.0;\nselp.b64 $0, a, b, p;\n}"
+    )
+    return types.uint64(types.uint32), _statement(text, "r", _LONG, "=l")
+
+
+@intrinsic
+def copy_row_piece(typing_context, address, source, index, count, policy):
     """Start a copy of `count` bytes, 16 or 0, of a flat global array's [index] to a shared address; zeros for 0."""
 
     def build(context, builder, signature, arguments):
         pointer = _element(context, builder, signature.args[1], *arguments[1:3])
         start = builder.ptrtoint(pointer, _LONG)
-        text = "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;"
-        return _statement(text, "rlr")(context, builder, signature, [arguments[0], start, arguments[3]])
+        text = "cp.async.cg.shared.global.L2::cache_hint.L2::128B [$0], [$1], 16, $2, $3;"
+        return _statement(text, "rlrl")(context, builder, signature, [arguments[0], start, *arguments[3:]])
 
-    return types.void(types.uint32, source, types.int64, types.uint32), build
+    return types.void(types.uint32, source, types.int64, types.uint32, types.uint64), build
 
 
 @intrinsic

@@ -76,9 +76,9 @@ _OPENING = ["{", ".reg .b64 a, b;", ".reg .pred none, all;", "wgmma.fence.sync.a
 _CLOSING = ["wgmma.commit_group.sync.aligned;", "}"]
 
 
-def _scores_text(panels):
+def _scores_text(first, last):
     lines = [*_OPENING, "setp.ne.s64 none, $64, $64;", "setp.eq.s64 all, $64, $64;"]
-    for step in range(4 * panels):
+    for step in range(4 * first, 4 * last):
         at = step // 4 * _PANEL + step % 4 * _STEP
         lines += [f"add.s64 a, $64, {at};", f"add.s64 b, $65, {at};"]
         lines += [_product("m64n64k16", range(32), "all" if step else "none", 0)]
@@ -96,9 +96,9 @@ def _weigh_text():
     return "\n".join([*lines, *_CLOSING])
 
 
-def scores_over(panels):
-    """start_scores(sums, left, right): 64 x 64 sums = rows times rows over `panels` * 64 columns, both in panels."""
-    text = _scores_text(panels)
+def scores_over(first, last):
+    """start_scores(sums, left, right): 64 x 64 sums += rows times rows over panels first .. last - 1; from 0: =."""
+    text = _scores_text(first, last)
 
     @intrinsic
     def start_scores(typing_context, sums, left, right):
@@ -165,19 +165,36 @@ def clear_sums(typing_context, sums):
 
 @intrinsic
 def leave_sums(typing_context, sums, target, upper, lower):
-    """128 sums to a flat f32 array: a thread's first row from [upper], its second from [lower] on, 8 columns a step."""
+    """128 sums to a flat f32 array: a thread's first row from [upper], its second from [lower] on, 16 columns a step.
+
+    Neighbours exchange pairs, so that a thread has four columns in a row: of the first eight of a step or, odd threads,
+    of the second; [upper] and [lower] are these columns' places.
+    """
 
     def build(context, builder, signature, arguments):
-        vector = ir.VectorType(_FLOAT, 2)
+        vector = ir.VectorType(_FLOAT, 4)
+        swap = ir.InlineAsm(
+            ir.FunctionType(_FLOAT, [_FLOAT]),
+            "shfl.sync.bfly.b32 $0, $1, 1, 31, -1;",
+            "=f,f",
+            side_effect=True,
+        )
+        thread = builder.call(ir.InlineAsm(ir.FunctionType(_WORD, []), "mov.u32 $0, %tid.x;", "=r"), [])
+        odd = builder.trunc(thread, ir.IntType(1))
         places = _places(context, builder, signature.args[0], arguments[0], 128)
         rows = [_element(context, builder, signature.args[1], arguments[1], at) for at in arguments[2:]]
-        for i in range(0, 128, 2):
+        for i in (8 * group + 2 * side for group in range(16) for side in range(2)):
+            own, other = ([builder.load(places[i + at + n]) for n in range(2)] for at in (0, 4))
+            sent = [builder.select(odd, own[n], other[n]) for n in range(2)]
+            came = [builder.call(swap, [value]) for value in sent]
+            four = [builder.select(odd, came[n], own[n]) for n in range(2)]
+            four += [builder.select(odd, other[n], came[n]) for n in range(2)]
             value = ir.Constant(vector, ir.Undefined)
-            for n in range(2):
-                value = builder.insert_element(value, builder.load(places[i + n]), ir.Constant(_WORD, n))
-            place = builder.gep(rows[i // 2 % 2], [ir.Constant(_LONG, i // 4 * 8)])
+            for n in range(4):
+                value = builder.insert_element(value, four[n], ir.Constant(_WORD, n))
+            place = builder.gep(rows[i // 2 % 2], [ir.Constant(_LONG, i // 8 * 16)])
             wide = builder.bitcast(place, ir.PointerType(vector, addrspace=place.type.addrspace))
-            builder.store(value, wide, align=8)
+            builder.store(value, wide, align=16)
         return context.get_dummy_value()
 
     return types.void(sums, target, types.int64, types.int64), build

@@ -36,13 +36,13 @@ def span_tiles(tiles):
 def run_of(block, blocks, most, units):
     """(unit, tile of it, stop) of a block's run, of units of `most` tiles: it has the items that start from there on.
 
-    `stop` counts the tiles of all units, one after another.
+    `stop` counts the tiles of all units, one after another. The unit is 0 where that is the only one.
     """
     tiles, block = uint32(most * units), uint32(block)
     even, rest = uint32(tiles // uint32(blocks)), uint32(tiles % uint32(blocks))
     first = uint32(block * even + min(block, rest))
     stop = uint32(first + even + (uint32(1) if block < rest else uint32(0)))
-    unit = uint32(first // uint32(most))
+    unit = uint32(0) if units == 1 else uint32(first // uint32(most))
     return int32(unit), int32(first - unit * uint32(most)), int32(stop)
 
 

@@ -28,7 +28,7 @@ from kernels_numba.primitives_attend_panels import (
 )
 from kernels_numba.primitives_mma import LANES, high_of, low_of, pack_pair
 
-QUERIES, WEIGHTS = 1, 2  # barriers, the second for each buffer; 0 is syncthreads
+QUERIES, WEIGHTS, FACTORS = 1, 2, 2 + BUFFERS  # barriers, the last two for each buffer; 0 is syncthreads
 MEETING = PRODUCERS_AT  # threads that meet there: all but the fourth warpgroup
 # Registers of a thread: no more than 512 of the four warpgroups together.
 WEIGHER_REGISTERS, SCORER_REGISTERS, PRODUCER_REGISTERS = 176, 120, 40
@@ -58,7 +58,8 @@ else:
         registers_of(SCORER_REGISTERS, False),
     )
     become_producer = registers_of(PRODUCER_REGISTERS, False)
-    start_scores, wait_scores, wait_sums = scores_over(PANELS), wait_for(32, 0), wait_for(128, 0)
+    start_scores, add_scores = scores_over(0, PANELS - 1), scores_over(PANELS - 1, PANELS)
+    wait_scores, wait_sums = wait_for(32, 0), wait_for(128, 0)
 
 
 @device_function
@@ -88,17 +89,24 @@ def find_peaks(scores, count, scale, peaks, factors):
 
 
 @device_function
-def make_weights(scores, words, scale, peaks, totals, factors):
-    """Weights of a tile's scores, in pairs, as bf16; the totals are of these."""
+def make_weights(scores, words, scale, peaks):
+    """Weights of a tile's scores, in pairs, as bf16."""
     for side in range(2):
-        total, peak = float32(0), peaks[side]
+        peak = peaks[side]
         for j in range(8):
             i = 4 * j + 2 * side
             low, high = fma(scores[i], scale, -peak), fma(scores[i + 1], scale, -peak)
-            word = pack_pair(power2(low), power2(high))
-            total += low_of(word)
-            total += high_of(word)
-            words[2 * j + side] = word
+            words[2 * j + side] = pack_pair(power2(low), power2(high))
+
+
+@device_function
+def add_weights(words, totals, factors):
+    """The totals of a tile's weights, as rounded, and of those before."""
+    for side in range(2):
+        total = float32(0)
+        for j in range(8):
+            total += low_of(words[2 * j + side])
+            total += high_of(words[2 * j + side])
         totals[side] = fma(totals[side], factors[side], total)
 
 
@@ -117,8 +125,16 @@ def factors_of(base, count):
 
 
 @device_function
-def put_weights(base, count, words, factors):
-    """Weights and factors of the count-th tile to shared memory."""
+def put_factors(base, count, factors):
+    """Factors of the count-th tile to shared memory."""
+    if uint32(cuda.threadIdx.x) % uint32(4) == uint32(0):
+        put_real(factors_of(base, count), factors[0])
+        put_real(uint32(factors_of(base, count) + uint32(32)), factors[1])
+
+
+@device_function
+def put_weights(base, count, words):
+    """Weights of the count-th tile to shared memory."""
     row, lane = row_here(), uint32(cuda.threadIdx.x) % uint32(4)
     place = uint32(weights_of_tile(base, count) + row * uint32(128) + lane * uint32(4))
     turn = uint32(row % uint32(8) * uint32(16))
@@ -126,9 +142,6 @@ def put_weights(base, count, words, factors):
         at = uint32(place + (uint32(16 * j) ^ turn))
         put_word(at, words[2 * j])
         put_word(uint32(at + uint32(8 * 128)), words[2 * j + 1])
-    if lane == uint32(0):
-        put_real(factors_of(base, count), factors[0])
-        put_real(uint32(factors_of(base, count) + uint32(32)), factors[1])
 
 
 @device_function
@@ -143,14 +156,20 @@ def score_split(base, count, first, last, scale, scratch, stats_at, splits):
     totals[0], totals[1] = float32(0), float32(0)
     queries = describe(base, 0)
     while first < last:
-        await_keys(base, count)
-        start_scores(scores, queries, describe(keys_of_tile(base, count), 0))
+        keys = describe(keys_of_tile(base, count), 0)
+        await_keys(base, count, 0)
+        start_scores(scores, queries, keys)
+        await_keys(base, count, 1)
+        add_scores(scores, queries, keys)
         wait_scores(scores)
         find_peaks(scores, int32(last - first), scale, peaks, factors)
-        make_weights(scores, words, scale, peaks, totals, factors)
-        put_weights(base, count, words, factors)
+        put_factors(base, count, factors)
+        pass_by(uint32(FACTORS) + count % uint32(BUFFERS), uint32(MEETING))
+        make_weights(scores, words, scale, peaks)
+        put_weights(base, count, words)
         show_to_products()
         pass_by(uint32(WEIGHTS) + count % uint32(BUFFERS), uint32(MEETING))
+        add_weights(words, totals, factors)
         count += uint32(1)
         first = int32(first + TILE)
     for side in range(2):
@@ -170,17 +189,18 @@ def weigh_split(base, count, first, last, scratch, sums_at, splits):
     sums = cuda.local.array(128, float32)
     clear_sums(sums)
     while first < last:
-        meet(uint32(WEIGHTS) + count % uint32(BUFFERS), uint32(MEETING))
-        await_keys(base, count)
+        meet(uint32(FACTORS) + count % uint32(BUFFERS), uint32(MEETING))  # factors are there
         factor = factors_of(base, count)
         scale_sums(sums, get_real(factor), get_real(uint32(factor + uint32(32))))
+        meet(uint32(WEIGHTS) + count % uint32(BUFFERS), uint32(MEETING))  # weights are there, and so keys
         values = uint32(keys_of_tile(base, count) + side * uint32(PANELS // 2 * PANEL))
         start_weighing(sums, describe(weights_of_tile(base, count), 0), describe(values, PANEL))
         wait_sums(sums)
         release(base, count)
         count += uint32(1)
         first = int32(first + TILE)
-    column = uint32(side * uint32(RANK // 2) + uint32(cuda.threadIdx.x) % uint32(4) * uint32(2))
+    lane = uint32(uint32(cuda.threadIdx.x) % uint32(4))
+    column = uint32(side * uint32(RANK // 2) + lane * uint32(2) + lane % uint32(2) * uint32(6))
     place = sums_at + int64(row_here()) * splits * RANK + int64(column)
     leave_sums(sums, scratch, place, place + int64(8 * RANK) * splits)
     return count

@@ -19,9 +19,9 @@ from kernels.attention_tree import (
 )
 from kernels.device import bf16_bits, bf16_values, poisoned, to_device, to_host
 from kernels.softmax import EPS
-from numba import cuda, int32
+from numba import cuda, float32, int32, uint32
 
-from kernels_numba import attention_wgmma
+from kernels_numba import attention_wgmma, primitives_attend_panels
 from kernels_numba.attention import attention, attention_scratch
 from kernels_numba.attention_wgmma import cache_row
 from kernels_numba.primitives_attend_items import (
@@ -249,6 +249,35 @@ def test_every_item_has_one_block(units, blocks):
         span = max(min(-(-tiles // 8), 4), min(-(-tiles // 16), 8), 1)
         assert np.flatnonzero(owners[unit]).tolist() == list(range(0, tiles, span))
         assert (spans[unit][owners[unit] > 0] == span).all()
+
+
+@cuda.jit
+def place_queries(q_latent, q_rope, slot):
+    held = cuda.local.array(primitives_attend_panels.QUERY_FLOATS, float32)
+    primitives_attend_panels.fetch_queries(q_latent, q_rope, slot[0], held)
+    primitives_attend_panels.put_queries(uint32(0), held)
+
+
+@pytest.mark.simulator
+def test_queries_come_to_swizzled_panels(monkeypatch):
+    """Each element once a block, at the place that a product reads, whichever rows a block begins with."""
+    rng, heads, blocks = np.random.default_rng(1), 64, 2
+    queries = [rng.standard_normal((2 * heads, width)).astype(np.float32) for width in (512, 64)]
+    memory, written = np.zeros(9 * 8192 // 4, np.uint32), np.zeros(9 * 8192 // 4, int)
+
+    def put_two(address, *words):
+        for i, word in enumerate(words):
+            memory[address // 4 + i] = word
+            written[address // 4 + i] += 1
+
+    monkeypatch.setattr(primitives_attend_panels, "put_two", put_two, raising=False)
+    monkeypatch.setattr(primitives_attend_panels, "show_to_products", lambda: None, raising=False)
+    place_queries[blocks, 256](*(cuda.to_device(q) for q in (*map(np.ravel, queries), np.array([heads]))))
+    assert (written == blocks).all()
+    head, column = np.divmod(np.arange(heads * 576), 576)
+    places = column // 64 * 4096 + head * 64 + (column % 64 // 8 ^ head % 8) * 8 + column % 8
+    want = bf16_bits(np.concatenate([query[heads:] for query in queries], 1))
+    assert_same_bits(memory.view(np.uint16)[places], want.reshape(-1), "the queries of the second 64 heads")
 
 
 @cuda.jit
