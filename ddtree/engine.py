@@ -27,7 +27,9 @@ class Engine:
     whether committed rows feed the drafter; autoregressive decoding turns it off. On the backend cuda a `runner` runs
     whole rounds on the device, captured in CUDA graphs unless `graphs` is false; the stages below are the host's.
 
-    All memory is taken here. `progress(bytes, total)` hears of each piece of the weights on its way to the device.
+    All memory is taken here, and what is loaded or made, weights and tables, stands when this returns: any stream may
+    read it. What later calls launch goes to the engine's own stream, and `ops.read` reads in its order, no other
+    engine's. `progress(bytes, total)` hears of each piece of the weights on its way to the device.
     Raises UsageError for a setting that is not offered, DeviceMemoryError before anything is loaded where there is
     too little memory, and KdtrError for a broken file.
     """
@@ -64,6 +66,8 @@ class Engine:
         self.model, self.cache, self.drafter = self.parts.model, self.parts.cache, self.parts.drafter
         if self.drafter is not None:
             self.drafter.fill_branch_tables(self.model.weights.embedding, self.model.weights.head)
+        if self.runner is not None:
+            ops.wait()
         self.device_state = self.parts.state  # what rounds on the device keep between launches
         self.drafting = self.drafter is not None
         self.decodes_started = 0  # a decode that finds another number than its own has lost the cache

@@ -29,6 +29,7 @@ THREADS = LANES * DOWN_WARPS
 SLOTS = 16  # room for those of a row
 PRODUCTS = SLOTS * COLUMNS
 MOST_EXPERTS = 512  # that are not shared
+MOST_ELEMENTS = 1 << 26  # of the chosen experts' gates: at 117 M the general kernels are faster
 PITCH, STAGE_WORDS = ROW_WORDS // 2, WEIGHT_WORDS + ROW_WORDS
 SHARED_ROOM, STATIC_ROOM, MOST_RESIDENT = 220_000, 6144, 64  # bytes of a multiprocessor, a block's own; warps
 

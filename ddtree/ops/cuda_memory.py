@@ -73,9 +73,14 @@ class CudaMemory(DeviceMemory):
         return values
 
     def wait(self) -> None:
-        """Wait for all that was put on the stream."""
+        """Wait for all that was put on the stream; on the default one, 0, for the device.
+
+        A copy to the device on the default stream may return before it has arrived there.
+        """
         if self.stream:
             self.stream.synchronize()
+        else:
+            cuda.synchronize()
 
     def clear(self, array: Any) -> None:
         if simulated():

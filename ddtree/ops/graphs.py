@@ -60,6 +60,7 @@ class GraphRunner:
         self._graphs: dict[Any, Any] = {}
         if not simulated():
             self.stream = GpuStream()
+            ops.wait()  # what `ops` has put on the default stream is there for this one
             ops.stream = self.stream.numba
 
     def run(self, key: Any, body: Callable[[], None]) -> None:

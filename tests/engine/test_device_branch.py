@@ -82,11 +82,16 @@ def test_trees_are_the_hosts_of_the_same_table(budget, graphs):
     assert unlike or budget == 1
 
 
+def branch_tables(engine):
+    """Host copies of the branch head's two tables, read by the engine that made them."""
+    names, branch = ("parent_table", "child_table"), engine.drafter.weights.branch
+    return {name: engine.ops.read(getattr(branch, name)) for name in names}
+
+
 def require_formula(engine, root, token_ids, log_probs, conditional):
     """The device's conditionals are the host twin's of the device's tables and gates."""
-    branch, read = engine.drafter.weights.branch, engine.ops.read
     places, ordered = np.empty(conditional.shape, np.int32), np.empty_like(conditional)
-    tables = read(engine.drafter.gated), read(branch.parent_table), read(branch.child_table)
+    tables = engine.ops.read(engine.drafter.gated), *branch_tables(engine).values()
     branch_scores(token_ids, log_probs, np.array([root], np.int32), *tables, places, ordered)
     want = np.empty_like(conditional)
     np.put_along_axis(want, places, ordered, axis=-1)
@@ -116,17 +121,25 @@ def test_budgets_and_shapes_change_on_one_engine():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_tables_stand_when_the_engine_is_made(dtype):
+    """The default stream, which waits for no engine's, finds them whole."""
+    engine = open_engine(dtype, max_budget=4, prefill_chunk=5)  # of this test alone
+    branch = engine.drafter.weights.branch
+    found = {name: getattr(branch, name).copy_to_host() for name in ("child_table", "parent_table")}
+    for name, want in branch_tables(engine).items():
+        assert_same_bits(found[name], want, name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_tables_do_not_depend_on_the_engines_sizes(dtype):
     """They are made in chunks of as many rows as the largest call has."""
     mine, theirs = (
-        engine.drafter.weights.branch
+        branch_tables(engine)
         for engine in (open_engine(dtype), open_engine(dtype, max_budget=3, prefill_chunk=7))
     )
-    read = open_engine(dtype).ops.read
-    for name in ("parent_table", "child_table"):
-        assert_same_bits(read(getattr(mine, name)), read(getattr(theirs, name)), name)
     host = Engine(branched(), max_context=8).drafter.weights.branch
-    for name in ("parent_table", "child_table"):
+    for name, table in mine.items():
+        assert_same_bits(table, theirs[name], name)
         want = getattr(host, name)
-        error = np.abs(read(getattr(mine, name)) - want).max() / np.abs(want).max()
+        error = np.abs(table - want).max() / np.abs(want).max()
         assert error < (1e-6 if dtype == "f32" else 2e-2), name

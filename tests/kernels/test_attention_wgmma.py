@@ -184,6 +184,7 @@ def test_replays_follow_the_context():
     context_len, stream = to_device(np.zeros(1, np.int32)), GpuStream()
     scratch = poisoned(attention_scratch(case.rows, case.heads, case.rank, len(caches[0])))
     out, again = poisoned(queries[0].shape), poisoned(queries[0].shape)
+    cuda.synchronize()  # the copies went by another stream
 
     def call(to, numba_stream):
         attention(*arrays, context_len, scale_of(case), to, scratch, numba_stream)
