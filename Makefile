@@ -70,7 +70,6 @@ sanitize: $(call stamp,test-gpu)
 RECORDS := data/results/h200
 BENCH_kernels := kernels
 BENCH_decode := decode --backend cuda --budget 16 --budget 64 --temperature 0 --temperature 0.8 --top-p 0.95
-BENCH_decode_branch := decode --backend cuda --drafter data/models/py12m/drafter_branch.kdtr --shape branch_aware
 BENCH_layers := layers --backend cuda --rows 1 --rows 16 --rows 64
 BENCH_layers_bf16 := layers --backend cuda --dtype bf16 --rows 1 --rows 64
 BENCH_layers_random-4.8b := layers --backend cuda --config random-4.8b --dtype bf16 --rows 1 --rows 64
@@ -79,7 +78,6 @@ rows = $(foreach n,$(1),--rows $(n))
 KIMI_ROWS := $(call rows,1 2 5 8 9 13 16 17 32 33 64 65 128 256)
 BENCH_layers_kimi-k2.6_int4 := layers --backend cuda --config kimi-k2.6 --layers 2 --dtype bf16 --weights int4 \
   --context 128 --context 8192 --context 131072 $(KIMI_ROWS)
-BENCH_layers_kimi-k2.6 := layers --backend cuda --config kimi-k2.6 --layers 2 --dtype bf16 --context 128 --context 8192 $(KIMI_ROWS)
 BENCH_layers_deepseek-v3_fp8 := layers --backend cuda --config deepseek-v3 --layers 4 --dtype bf16 --weights fp8 \
   --context 128 --context 8192 $(call rows,1 8 16 32 64 128 256)
 BENCH_draft_kimi-k2.6 := draft --config kimi-k2.6
@@ -98,7 +96,7 @@ figures: demo
 	cp out/demo/tree.png docs/tree.png
 	$(PY) -m ddtree plot budgets data/results/h200/decode.json --output docs/acceptance.png
 	$(PY) -m ddtree plot roofline data/results/h200/kernels.json --output docs/roofline.png
-	$(PY) -m ddtree plot experts data/results/routing_py12m.json --output docs/experts.png
+	$(PY) -m ddtree plot experts data/results/routing_py12m.json data/results/routing_wide.json --temperature 0 --output docs/experts.png
 
 # .installed-core is the package alone, .installed-test-gpu the package with the extras test and gpu.
 requirement = .$(if $(filter core,$*),,[$(subst -,$(comma),$*)])

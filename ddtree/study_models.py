@@ -1,4 +1,4 @@
-"""The models of the study at scale: their configs, what was measured of them, and the shipped model's routing.
+"""The models of the study at scale: their configs, what was measured of them, and the routing that was recorded.
 
 Knows files under data/, not how a round is costed (`study_costing`).
 """
@@ -19,7 +19,8 @@ from ddtree.study_experts import Sharing, read_summary
 from ddtree.study_layers import LayerCosts, layer_costs
 
 RESULTS = DATA / "results"
-ROUTING = RESULTS / "routing_py12m.json"
+# Routers whose trees were recorded, by the way to count experts that they give
+ROUTERS = {"recorded": "routing_py12m", "recorded wide": "routing_wide"}
 MACHINE = Machine(
     4.17e12, 632e12
 )  # copy bandwidth and bf16 products of an H200, as layer benches measured them
@@ -58,8 +59,9 @@ MODELS = {
         "kimi-k2.6",
         "kimi-k2.6-drafter",
         WeightBytes(2, 0.5625, 2),
-        layers="layers_kimi-k2.6",
-        note=DRAFT_BY_BYTES,
+        layers="layers_kimi-k2.6_int4",
+        draft_ms=3.06,  # draft_kimi-k2.6.json, after 8192 positions; after 128 2.83
+        note="draft of random weights timed after 8192 positions",
     ),
     "deepseek-v3": ScaleModel(
         "deepseek-v3",
@@ -111,9 +113,9 @@ def drafter_config(name: str) -> DrafterConfig:
 
 
 @lru_cache
-def recorded_sharing() -> tuple[Sharing, ...]:
-    """What the shipped model's trees were seen to share."""
-    return tuple(read_summary(_read(ROUTING)))
+def recorded_sharing(router: str = "recorded") -> tuple[Sharing, ...]:
+    """What trees were seen to share under one of ROUTERS: `recorded` is the shipped model's."""
+    return tuple(read_summary(_read(RESULTS / f"{ROUTERS[router]}.json")))
 
 
 @lru_cache
