@@ -26,61 +26,87 @@ from ddtree.study_analytic import expected_experts
 from ddtree.study_experts import Sharing
 
 BAND = 0.18  # opacity
+Router = tuple[int, int]  # experts, and how many a row chooses
 
 
 def experts_figure(sharing: Sequence[Sharing], title: str = "") -> Figure:
-    """Distinct experts by rows verified, and effective rows, with 95% bands over prompts; a series a tree's kind.
+    """Distinct experts by rows verified, a panel a router, and all effective rows, with 95% bands over prompts.
 
-    `sharing` are of one model: series differ in shape, temperature and layer. Dashed is what rows touch that choose
-    evenly and independently; dotted, of the first series, independently by the layers' own loads. UsageError for none.
+    Series differ in the router (its experts, and how many a row chooses), shape, temperature and layer. Dashed is what
+    rows touch that choose evenly and independently; dotted, of a router's first series, independently by the layers'
+    own loads. UsageError for none.
     """
     require(sharing, "there is no row of study routing")
-    series = list(dict.fromkeys((each.shape, each.temperature, each.layer) for each in sharing))
-    figure = new_figure(10.5, 4.6)
-    left, right = figure.subplots(1, 2)
-    of = sharing[0].experts, sharing[0].experts_per_token
+    series = list(dict.fromkeys(_series_of(each) for each in sharing))
+    routers = list(dict.fromkeys(_router_of(each) for each in sharing))
+    figure = new_figure(max(10.5, 4.4 * (len(routers) + 1)), 4.6)
+    *touched, effective = figure.subplots(1, len(routers) + 1)
+    panels = dict(zip(routers, touched, strict=True))
     most = max(each.rows for each in sharing)
     rows = np.linspace(1, most, 200)
-    left.plot(
-        rows, expected_experts(*of, rows), color=BLACK, ls="--", lw=1.4, label="independent, even choices"
-    )
-    right.plot(rows, rows, color=BLACK, ls="--", lw=1.4)
-    for index, (shape, temperature, layer) in enumerate(series):
-        mine = [each for each in sharing if (each.shape, each.temperature, each.layer) == series[index]]
-        mine.sort(key=lambda each: each.rows)
+    for router, axes in panels.items():
+        axes.plot(
+            rows,
+            expected_experts(*router, rows),
+            color=BLACK,
+            ls="--",
+            lw=1.4,
+            label="independent, even choices",
+        )
+        mine = _ascending(sharing, next(key for key in series if key[0] == router))
+        load = [router[1], *(each.by_load for each in mine)]
+        axes.plot(_from_one(mine), load, color=GREY, ls=":", lw=1.8, label="independent, by load")
+        axes.set_ylim(0, 1.05 * router[0])
+        heading(axes, f"Distinct experts of {router[0]}, each row choosing {router[1]}")
+    effective.plot(rows, rows, color=BLACK, ls="--", lw=1.4)
+    for index, (router, shape, temperature, layer) in enumerate(series):
+        mine = _ascending(sharing, series[index])
         style = {"color": SERIES[index % 7], "marker": MARKERS[index % 7], "ls": LINES[index % 4], "ms": 4.5}
         name = f"{shape}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"
-        style["label"] = name if layer is None else f"{name}, layer {layer}"
-        if index == 0:
-            by_load = [each.by_load for each in mine]
-            left.plot(
-                _from_one(mine), [of[1], *by_load], color=GREY, ls=":", lw=1.8, label="independent, by load"
-            )
-        _band(
-            left, mine, [(each.touched_low, each.touched, each.touched_high) for each in mine], of[1], style
-        )
+        name += "" if layer is None else f", layer {layer}"
+        style["label"] = name + (f", {router[1]} of {router[0]} experts" if len(routers) > 1 else "")
+        ends = [(each.touched_low, each.touched, each.touched_high) for each in mine]
+        _band(panels[router], mine, ends, router[1], style)
         known = [
             each for each in mine if None not in (each.effective_low, each.effective, each.effective_high)
         ]
         ends = [(each.effective_low, each.effective, each.effective_high) for each in known]
-        _band(right, known, ends, 1, style)
+        _band(effective, known, ends, 1, style)
     mean = " (mean over layers)" if {layer for *_, layer in series} == {None} else ""
-    left.set_ylim(0, 1.05 * of[0])
-    heading(left, f"Distinct experts of {of[0]}, each row choosing {of[1]}")
-    label_axes(left, "rows verified (root and nodes)", f"experts a MoE layer{mean}")
     tallest = [each.effective_high for each in sharing if each.effective_high is not None]
-    right.set_ylim(0, 1.15 * max([*tallest, 1.0]))
-    heading(right, "Effective rows: independent ones that touch as many")
-    label_axes(right, "rows verified (root and nodes)", "effective rows")
-    for axes in (left, right):
+    effective.set_ylim(0, 1.15 * max([*tallest, 1.0]))
+    heading(effective, "Effective rows: independent ones that touch as many")
+    for axes in (*touched, effective):
+        what = "effective rows" if axes is effective else f"experts a MoE layer{mean}"
+        label_axes(axes, "rows verified (root and nodes)", what)
         axes.set_xlim(0, 1.03 * most)
         axes.grid(axis="y", color="#DDDDDD", lw=0.6)
         count_axis(axes.xaxis)
-    legend_below(figure, *left.get_legend_handles_labels(), 3)
-    figure_heading(
-        figure, title or f"Experts that a draft tree touches ({sharing[0].prompts} prompts, 95% bands)"
-    )
+        count_axis(axes.yaxis)
+    named = {
+        label: handle
+        for axes in touched
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    legend_below(figure, list(named.values()), list(named), 3)
+    figure_heading(figure, title or f"Experts that a draft tree touches ({_prompts(sharing)}, 95% bands)")
     return figure
+
+
+def _router_of(each: Sharing) -> Router:
+    return each.experts, each.experts_per_token
+
+
+def _series_of(each: Sharing) -> tuple[Router, str, float, int | None]:
+    return _router_of(each), each.shape, each.temperature, each.layer
+
+
+def _ascending(sharing: Sequence[Sharing], series: tuple) -> list[Sharing]:
+    return sorted((each for each in sharing if _series_of(each) == series), key=lambda each: each.rows)
+
+
+def _prompts(sharing: Sequence[Sharing]) -> str:
+    return " and ".join(str(n) for n in dict.fromkeys(each.prompts for each in sharing)) + " prompts"
 
 
 def _from_one(mine: Sequence[Sharing]) -> list[float]:

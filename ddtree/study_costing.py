@@ -4,7 +4,9 @@ Each counts a round in rounds of a single row without a draft, and says how it c
 
 - independent: each row chooses evenly, apart from the others.
 - random router: as the layer bench's own rows did, of random weights.
-- recorded: as the shipped model's trees did, by effective rows (`study_experts`): if this router shared as that one.
+- recorded: as the shipped model's trees did (16 experts, top 4), by effective rows (`study_experts`): if this router
+  shared as that one.
+- recorded wide: likewise, as trees of a model of 128 experts, top 8, did, which was trained alike and is not shipped.
 - measured: whole rounds were timed, experts and all.
 - as timed: the layer bench's own rows again, by their experts' times and not by a fit (`bench_estimate`).
 """
@@ -31,6 +33,7 @@ from ddtree.study_layers import FITTED_ROWS, LayerCosts
 from ddtree.study_models import (
     DRAFT_BY_BYTES,
     MACHINE,
+    ROUTERS,
     ScaleModel,
     default_draft_ms,
     drafter_of,
@@ -40,12 +43,13 @@ from ddtree.study_models import (
     timed_layers,
 )
 
-OTHER_MS = 0.056  # logits to a tree of 64 at a vocabulary of 163,840, accept and compaction of 61 layers: kernels.json
+OTHER_MS = 0.0552  # logits to a tree of 64 at a vocabulary of 163,840, accept and compaction of 61 layers: kernels.json
 
 COUNTED = {
     "independent": "rows choose experts evenly and independently",
     "random router": "experts as the bench's rows of random weights touched them",
-    "recorded": "experts by the effective rows of the shipped model's trees",
+    "recorded": "experts by the effective rows of the shipped model's trees (16 experts, top 4)",
+    "recorded wide": "experts by the effective rows of another trained model's trees (128 experts, top 8)",
     "as timed": "experts as the bench's rows of random weights touched them, and their time",
 }
 
@@ -86,7 +90,7 @@ def costings(
     config, drafter = target_config(model.config), drafter_of(model)
     timed = timed_layers(model, context) if batch == 1 else None
     if timed:
-        words = f"a timed bf16 layer times {config.num_hidden_layers}, as if one GPU held them"
+        words = f"a layer of {model.layers} times {config.num_hidden_layers}, as if one GPU held them"
         cost = layers_ms(timed, config, default_draft_ms(name, context))
         for experts, touch in touches(config, 1, sharing, timed).items():
             said = _said(words, experts, model)
@@ -112,7 +116,7 @@ def layers_cost(
 
     An estimate: a timed layer of each kind times the layers of that kind, and the head: one GPU's time, though a model
     as large as Kimi K2.6 needs many (`study_analytic.forward_bytes` says what it reads). `experts` is one of the ways
-    of this module, of trees of that shape and temperature where it is `recorded`; `draft_ms` is `default_draft_ms`
+    of this module, of trees of that shape and temperature where they were recorded; `draft_ms` is `default_draft_ms`
     unless given. UsageError where no layer was timed, or the experts are not known.
     """
     model = model_of(name)
@@ -136,12 +140,16 @@ def layers_cost(
 def touches(
     config: ModelConfig, batch: int, sharing: Sequence[Sharing] | None, timed: LayerCosts | None = None
 ) -> dict[str, Touch]:
-    """Ways to count the experts that a batch's rows touch; sequences choose apart from one another."""
+    """Ways to count the experts that a batch's rows touch; sequences choose apart from one another.
+
+    `sharing` is a record of routing, `recorded`; without one there is a way for each of ROUTERS.
+    """
     of = config.n_routed_experts, config.num_experts_per_tok
     ways: dict[str, Touch] = {
         "independent": lambda shape, temperature, rows: expected_experts(*of, batch * rows),
-        "recorded": _recorded_touch(of, batch, recorded_sharing() if sharing is None else sharing),
     }
+    records = {way: recorded_sharing(way) for way in ROUTERS} if sharing is None else {"recorded": sharing}
+    ways |= {way: _recorded_touch(of, batch, record) for way, record in records.items()}
     if timed:
         ways["random router"] = lambda shape, temperature, rows: float(timed.bench_touched(config, rows))
     return ways

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,13 @@ class Sharing:
     effective_high: float | None
     touched_outside_loops: float | None
     shared: dict[str, float | None]
+
+
+# Of a document's table: the fields of a Sharing, `shared` by RELATIONS
+COLUMNS = (
+    *(field.name for field in fields(Sharing) if field.name != "shared"),
+    *(f"shared_{name}" for name in RELATIONS),
+)
 
 
 def summarise_routing(rows: Iterable[Mapping[str, Any]], seed: int = 0) -> list[Sharing]:
@@ -147,16 +154,34 @@ def _shared(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def routing_summary(sharing: Sequence[Sharing], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a summary; `about` says how it was made."""
-    return {"schema": 1, "kind": KIND} | dict(about) | {"sharing": [asdict(each) for each in sharing]}
+    """The document of a summary, its numbers to five digits; `about` says how it was made.
+
+    `sharing` is a table with `columns` and `data`, a row each, as `pandas.DataFrame(**document["sharing"])` takes it.
+    """
+    data = [[_short(value) for value in (*_plain(each), *each.shared.values())] for each in sharing]
+    return {"schema": 2, "kind": KIND} | dict(about) | {"sharing": {"columns": list(COLUMNS), "data": data}}
 
 
 def read_summary(document: Mapping[str, Any]) -> list[Sharing]:
-    """What `routing_summary` was made of; UsageError for another document."""
-    names = {field.name for field in fields(Sharing)}
-    if document.get("kind") != KIND or not all(set(each) == names for each in document["sharing"]):
-        raise UsageError(f"routing: expected a document of kind {KIND!r}, found {document.get('kind')!r}")
-    return [Sharing(**each) for each in document["sharing"]]
+    """What `routing_summary` was made of, to five digits; UsageError for another document or schema."""
+    found = document.get("kind"), document.get("schema")
+    if found != (KIND, 2) or document["sharing"]["columns"] != list(COLUMNS):
+        raise UsageError(
+            f"routing: expected a document of kind {KIND!r}, schema 2, found {found[0]!r}, {found[1]!r}"
+        )
+    count = len(RELATIONS)
+    return [
+        Sharing(*row[:-count], shared=dict(zip(RELATIONS, row[-count:], strict=True)))
+        for row in document["sharing"]["data"]
+    ]
+
+
+def _plain(each: Sharing) -> list[Any]:
+    return [getattr(each, name) for name in COLUMNS[: -len(RELATIONS)]]
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)

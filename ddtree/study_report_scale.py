@@ -8,7 +8,9 @@ from ddtree.lab import counted
 from ddtree.plots_shapes import label_of_shape
 from ddtree.study_adaptive import adaptive_gain
 from ddtree.study_cost import CostCurve
+from ddtree.study_models import ROUTERS, recorded_sharing
 from ddtree.study_recordings import Recording
+from ddtree.study_report_experts import sharing_lines
 from ddtree.study_report_text import interval, table_of
 from ddtree.study_scale import CHAIN, TREE, Verdict, at_own_best, batch_limits, verdicts
 from ddtree.study_summary import Summary
@@ -34,6 +36,8 @@ def scale_lines(summaries: Sequence[Summary]) -> list[str]:
         "that model's drafter reaches where the rows hold such a depth; the interval is that of the tokens alone.",
         "",
         *_assumptions(found),
+        "",
+        *sharing_lines({way: recorded_sharing(way) for way in ROUTERS}),
         "",
     ]
     for temperature in sorted({each.temperature for each in found}):

@@ -64,8 +64,9 @@ def verdicts(
 
     What is measured is measured at a batch of 1 and at its own contexts; larger batches and other contexts are
     analytic. Of summaries of several depths a model takes, shape by shape and budget by budget, the deepest that its
-    drafter reaches, else the shallowest. `sharing` is a record of routing, that of the shipped model by default; where
-    a shape, temperature or size was not recorded there is no verdict by it. UsageError for an unknown model.
+    drafter reaches, else the shallowest. `sharing` is a record of routing, instead of those of
+    `study_models.ROUTERS`; where a shape, temperature or size was not recorded there is no verdict by it. UsageError
+    for an unknown model.
     """
     drafted, found = [each for each in summaries if each.nodes > 0], []
     for model in models:

@@ -1,5 +1,7 @@
 """The figure of shared experts: what its lines are, and that it can be read."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from plots.layout import assert_readable
@@ -53,6 +55,36 @@ def test_layers_and_temperatures_are_series():
     assert {f"best_first, greedy, layer {n}" for n in range(3, 11)} <= names
     with pytest.raises(UsageError, match="no row of study routing"):
         plots.experts_figure([])
+
+
+def test_routers_have_panels_of_their_own(mine):
+    """The same trees, and as a router of 128 experts, 8 a row, would have them."""
+    wide = [
+        replace(each, experts=128, experts_per_token=8, touched=40.0, touched_low=38.0, touched_high=41.0,
+                by_load=55.0, effective=6.0, effective_low=5.5, effective_high=6.5, prompts=5)
+        for each in mine
+    ]  # fmt: skip
+    figure = plots.experts_figure([*mine, *wide])
+    assert_readable(figure)
+    small, large, effective = figure.axes
+    assert [each.get_title("left").split(", ")[0] for each in (small, large)] == [
+        f"Distinct experts of {EXPERTS}", "Distinct experts of 128",
+    ]  # fmt: skip
+    even = lines(large)["independent, even choices"]
+    assert even.get_ydata() == pytest.approx(expected_experts(128, 8, even.get_xdata()))
+    assert lines(large)["independent, by load"].get_xydata().tolist() == [[1, 8], [9, 55]]
+    names = [f"{shape}, greedy, {of} experts" for of in (f"{CHOSEN} of {EXPERTS}", "8 of 128")
+             for shape in ("best_first", "chain")]  # fmt: skip
+    assert set(names[:2]) <= set(lines(small)) and set(names[2:]) <= set(lines(large))
+    assert not set(names[2:]) & set(lines(small)) and set(names) <= set(lines(effective))
+    assert lines(large)[names[2]].get_xydata().tolist() == [[1, 8], [9, 40]]
+    assert lines(effective)[names[3]].get_xydata().tolist() == [[1, 1], [9, 6]]
+    colours = {lines(effective)[name].get_color() for name in names}
+    assert len(colours) == 4, "no two series look alike"
+    (legend,) = figure.legends
+    said = [text.get_text() for text in legend.get_texts()]
+    assert sorted(said) == sorted(set(said)) and set(names) < set(said)
+    assert "3 and 5 prompts" in figure._suptitle.get_text()
 
 
 def test_saturated_trees_have_no_effective_rows():

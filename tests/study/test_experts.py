@@ -1,6 +1,7 @@
 """Effective rows and summaries of routing: by hand, and of rows whose sharing is known."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -100,7 +101,19 @@ def test_a_summary_is_read_back_and_carried_over():
     rows = routed(lambda: rng.choice(EXPERTS, CHOSEN, replace=False))
     sharing = summarise_routing(rows)
     document = json.loads(json.dumps(routing_summary(sharing, {"model_sha256": {}}), allow_nan=False))
-    assert read_summary(document) == sharing
+    read = read_summary(document)
+    assert routing_summary(read, {"model_sha256": {}}) == document, "numbers of five digits stay"
+    for mine, found in zip(sharing, read, strict=True):
+        mine, found = (asdict(each) | each.shared | {"shape": "", "shared": ""} for each in (mine, found))
+        assert list(found) == list(mine)
+        assert list(found.values()) == [
+            value if value in ("", None) else pytest.approx(value, rel=5e-5) for value in mine.values()
+        ]
+    assert read[-1].touched != sharing[-1].touched and len(f"{read[-1].touched:g}") <= 6
+    rows_of_it = [
+        dict(zip(document["sharing"]["columns"], row, strict=True)) for row in document["sharing"]["data"]
+    ]
+    assert [each["shared_siblings"] for each in rows_of_it] == [each.shared["siblings"] for each in read]
     curve = effective_curve(sharing, "best_first", 0.0)
     assert curve(1) == 1 and curve(9) == sharing[-1].effective and np.isnan(curve(10))
     assert curve(5) == pytest.approx((1 + sharing[-1].effective) / 2)
@@ -108,7 +121,8 @@ def test_a_summary_is_read_back_and_carried_over():
     for shape, temperature in (("chain", 0.0), ("best_first", 0.6)):
         with pytest.raises(UsageError, match="was not recorded"):
             effective_curve(sharing, shape, temperature)
-    for wrong in ({}, document | {"kind": "x"}, document | {"sharing": [{}]}):
+    other = {"columns": ["rows"], "data": []}
+    for wrong in ({}, document | {"kind": "x"}, document | {"schema": 1}, document | {"sharing": other}):
         with pytest.raises(UsageError, match="expected a document of kind"):
             read_summary(wrong)
     with pytest.raises(UsageError, match="found none"):

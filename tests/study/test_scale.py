@@ -8,11 +8,12 @@ import pytest
 from ddtree.errors import UsageError
 from ddtree.study_analytic import WeightBytes, drafter_bytes, expected_experts, forward_bytes
 from ddtree.study_cost import measured_cost
-from ddtree.study_costing import costings, layers_cost
+from ddtree.study_costing import OTHER_MS, costings, layers_cost
 from ddtree.study_experts import effective_rows
 from ddtree.study_models import (
     MACHINE,
     MODELS,
+    ROUTERS,
     default_draft_ms,
     drafter_config,
     recorded_sharing,
@@ -42,8 +43,8 @@ def ways_of(found):
 
 def test_which_ways_are_known_where():
     found = verdicts(SUMMARIES, contexts=(128, 8192), batches=(1, 4))
-    layers = {("measured layers", each) for each in ("independent", "recorded", "random router")}
-    analytic = {("analytic", each) for each in ("independent", "recorded")}
+    analytic = {("analytic", each) for each in ("independent", *ROUTERS)}
+    layers = {("measured layers", each) for each in ("independent", "random router", *ROUTERS)}
     want = {
         ("py12m", 128, 1): {("measured rounds", "measured")},
         ("random-4.8b", 128, 1): layers | analytic,
@@ -72,16 +73,17 @@ def test_the_shipped_models_rounds_are_the_timed_ones():
 
 
 def test_a_kimi_round_by_hand():
-    """A timed dense layer, sixty MoE layers of 9 rows that touch 66 experts, the head, and a draft by its bytes."""
+    """A timed dense layer, sixty MoE layers of 9 rows that touch 66 INT4 experts, the head, and a timed draft."""
     (found,) = [
         v
         for v in verdicts([summary()], ["kimi-k2.6"], (8192,))
         if (v.source, v.experts) == ("measured layers", "independent")
     ]
     assert found.touched == pytest.approx(expected_experts(384, 8, 9)) == pytest.approx(66.2, abs=0.1)
-    one = 0.4045 + 60 * (0.1574 + 0.0755 + 8 * 0.0195) + 0.535
-    nine = 0.666 + 60 * (0.2885 + 0.0755 + 66.2 * 0.0195) + 0.529
-    assert found.cost == pytest.approx((nine + 2.28 + 0.056) / one, rel=0.01)
+    one = 0.3213 + 60 * (0.1564 + 0.0014 + 8 * 0.008243) + 0.5757
+    nine = 0.3705 + 60 * (0.1676 + 0.0014 + 66.22 * 0.008243) + 0.5437
+    draft = MODELS["kimi-k2.6"].draft_ms
+    assert found.cost == pytest.approx((nine + draft + OTHER_MS) / one, rel=0.001)
 
 
 def test_an_analytic_round_by_hand():
@@ -111,24 +113,50 @@ def test_batches_share_experts_and_not_caches():
     assert MACHINE.flops_per_second / MACHINE.bytes_per_second > 100, "bytes bound both"
 
 
-def test_recorded_sharing_lies_between_one_row_and_independent_ones():
-    sharing = recorded_sharing()
-    assert {each.temperature for each in sharing} >= {0.0, 0.6}
-    of = sharing[0].experts, sharing[0].experts_per_token
-    assert of == (16, 4)
+@pytest.mark.parametrize(("router", "of"), [("recorded", (16, 4)), ("recorded wide", (128, 8))])
+def test_recorded_sharing_lies_between_one_row_and_independent_ones(router, of):
+    sharing = recorded_sharing(router)
+    assert {each.temperature for each in sharing} == {0.0, 0.6}
+    assert {each.layer for each in sharing} == {*range(1, 8), None} and {
+        each.prompts for each in sharing
+    } == {64}
     for each in sharing:
-        assert each.experts_per_token < each.touched < each.independent
-        assert (
-            each.effective == pytest.approx(effective_rows(*of, each.touched)) and each.effective < each.rows
-        )
+        assert (each.experts, each.experts_per_token) == of
+        assert each.experts_per_token < each.touched_low < each.touched < each.touched_high < each.independent
+        fifth_digit = each.touched * np.array([1 - 5e-5, 1 + 5e-5])  # the document keeps five
+        least, most = effective_rows(*of, fifth_digit)
+        assert (1 - 5e-5) * least <= each.effective <= (1 + 5e-5) * most
+        assert each.effective < each.rows
+    trees = [
+        each for each in sharing if (each.shape, each.layer, each.temperature) == ("best_first", None, 0.0)
+    ]
+    found = verdicts([summary(budget=each.budget) for each in trees], ["kimi-k2.6"], (8192,))
+    found = [v for v in found if (v.source, v.experts) == ("measured layers", router)]
+    for each, verdict in zip(trees, found, strict=True):
+        assert verdict.touched == pytest.approx(expected_experts(384, 8, each.effective))
+        assert verdict.rows == each.rows
+
+
+def test_the_wider_router_shares_less_and_a_round_costs_more():
     at = {
         v.experts: v for v in verdicts([summary()], ["kimi-k2.6"], (8192,)) if v.source == "measured layers"
     }
-    assert 8 < at["recorded"].touched < at["independent"].touched
-    assert at["recorded"].cost < at["random router"].cost < at["independent"].cost
+    ways = ("recorded", "recorded wide", "random router", "independent")
+    touched, cost = ([getattr(at[way], name) for way in ways] for name in ("touched", "cost"))
+    assert touched[0] > 8 and touched == sorted(touched) and cost == sorted(cost)
+    assert "(16 experts, top 4)" in at["recorded"].assumption
+    assert "(128 experts, top 8)" in at["recorded wide"].assumption
+
+
+def test_what_was_not_recorded_has_no_verdict_by_it():
     none = verdicts([summary("beam"), summary(temperature=0.3)], ["kimi-k2.6"], (8192,))
-    assert "recorded" not in {v.experts for v in none} and len(none) == 6
-    assert "recorded" not in {v.experts for v in verdicts(SUMMARIES, ["kimi-k2.6"], (8192,), sharing=())}
+    assert not {v.experts for v in none} & set(ROUTERS) and len(none) == 6
+    assert not {v.experts for v in verdicts(SUMMARIES, ["kimi-k2.6"], (8192,), sharing=())} & set(ROUTERS)
+    own = verdicts([summary()], ["kimi-k2.6"], (8192,), sharing=recorded_sharing("recorded wide"))
+    wide = verdicts([summary()], ["kimi-k2.6"], (8192,))
+    assert {v.cost for v in own if v.experts == "recorded"} == {
+        v.cost for v in wide if v.experts == "recorded wide"
+    }
 
 
 def test_what_pays():
@@ -157,7 +185,7 @@ def test_where_a_tree_stops_paying():
     batches = (1, 4, 16, 64, 256, 1024)
     limits = batch_limits(verdicts(SUMMARIES, ["kimi-k2.6", "py12m"], (8192,), batches))
     assert {each.model for each in limits} == {"kimi-k2.6"}, "what was timed was timed at a batch of one"
-    assert {each.source for each in limits} == {"analytic"} and len(limits) == 4
+    assert {each.source for each in limits} == {"analytic"} and len(limits) == 2 * (1 + len(ROUTERS))
     for each in limits:
         assert [v.batch for v in each.best] == list(batches)
         after = [v.pays for v in each.best if each.stops and v.batch >= each.stops]
@@ -178,16 +206,16 @@ def test_a_drafter_reaches_no_deeper_than_its_horizon():
     )
 
 
-@pytest.mark.parametrize("experts", ["independent", "random router", "recorded"])
+@pytest.mark.parametrize("experts", ["independent", "random router", *ROUTERS])
 def test_a_curve_of_rounds_is_what_the_verdicts_cost(experts):
     cost = layers_cost("kimi-k2.6", 8192, experts)
     assert cost.rows.tolist() == list(range(1, 66))
     for each in verdicts(SUMMARIES, ["kimi-k2.6"], (8192,)):
         if (each.source, each.experts, each.shape) == ("measured layers", experts, "best_first"):
             assert each.cost == pytest.approx(cost(each.rows) / cost(1), rel=2e-3)
-    assert cost.stages(9)["draft"] == default_draft_ms("kimi-k2.6", 8192) == pytest.approx(2.28, abs=0.01)
+    assert cost.stages(9)["draft"] == default_draft_ms("kimi-k2.6", 8192) == MODELS["kimi-k2.6"].draft_ms
     dear = layers_cost("kimi-k2.6", 8192, experts, draft_ms=5.0)
-    assert dear(9) - cost(9) == pytest.approx(5 - 2.28, abs=0.01) and dear(1) == cost(1)
+    assert dear(9) - cost(9) == pytest.approx(5 - MODELS["kimi-k2.6"].draft_ms) and dear(1) == cost(1)
 
 
 def test_a_curve_is_no_longer_than_what_is_known():
@@ -198,7 +226,7 @@ def test_a_curve_is_no_longer_than_what_is_known():
         (("deepseek-v3", 128), "no layer of deepseek-v3 was timed after 128"),
         (("kimi-k2.6", 77), "no layer of kimi-k2.6 was timed after 77"),
         (("py12m", 128), "no layer of py12m was timed"),
-        (("kimi-k2.6", 128, "guessed"), "expected one of independent, recorded, random router"),
+        (("kimi-k2.6", 128, "guessed"), "expected one of independent, recorded, recorded wide, random"),
         (("kimi-k2.6", 128, "recorded", "beam"), "what beam shares at temperature 0 was not recorded"),
     ):
         with pytest.raises(UsageError, match=match):

@@ -84,11 +84,14 @@ def test_the_page(rows, recorded, tmp_path):
     assert "## Temperature 0\n" in page and "## Temperature 0.6\n" in page
     assert (tmp_path / "report" / "shapes_t0.6.png").stat().st_size > 10_000
     assert "Here a draft" in page and "At equal budget" in page and "## Larger models\n" in page
-    assert "| kimi-k2.6 | measured layers | recorded | 8,192 | best_first |" in page
+    for way in ("recorded", "recorded wide"):
+        assert f"| kimi-k2.6 | measured layers | {way} | 8,192 | best_first |" in page
+    assert "| tree of 64 | 15.1 (15.0 to 15.2), even 16.0" in page, "what the two routers share"
     assert "Speed peaks at an intermediate budget" in page and "rank-1 sibling" not in page
     assert page.count("Here a draft") == 2 and not re.search("Here a draft .*: oracle", page)
-    assert "| kimi-k2.6 | analytic | recorded | 131,072 |" in page, "and not where the same was measured:"
-    assert "| kimi-k2.6 | analytic | recorded | 8,192 |" not in page
+    assert "| random-4.8b | analytic | recorded | 131,072 |" in page, "and not where the same was measured:"
+    assert "| random-4.8b | measured layers | recorded | 128 |" in page
+    assert "| random-4.8b | analytic | recorded | 128 |" not in page
     assert write_report(read_rows(tmp_path / "rows.jsonl"), tmp_path / "again").read_text() == page
     whole = write_report(rows, tmp_path / "whole", recorded.recordings).read_text()
     assert "rank-1 sibling" in whole and "`cost_aware` chooses" in whole
