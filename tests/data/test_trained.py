@@ -1,0 +1,118 @@
+"""The shipped model's files are those that data/README.md names; figures said of the new drafter are those recorded."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "data"
+README = (ROOT / "README.md").read_text("utf-8")
+LOG = (ROOT / "docs" / "branch_log.md").read_text("utf-8")
+RECORD = json.loads((DATA / "results" / "train_py12m.json").read_text("utf-8"))
+DRAFTER, BRANCH = RECORD["drafter"], RECORD["branch"]
+BEFORE, AFTER = "the target's own", "trained"
+SETS = {
+    "shipped, greedy": "shipped prompts, temperature 0",
+    "shipped, 0.6": "shipped prompts, temperature 0.6",
+    "held-out files, greedy": "held-out files, temperature 0",
+    "held-out files, 0.6": "held-out files, temperature 0.6",
+}
+
+
+def sha256_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["target", "drafter", "drafter_branch"])
+def test_the_files_are_those_named(name):
+    (row,) = re.findall(
+        rf"^\| `models/py12m/{name}\.kdtr` .*`([0-9a-f]{{64}})` \|$",
+        (DATA / "README.md").read_text("utf-8"),
+        re.M,
+    )
+    recorded = {"drafter": "drafter.kdtr, handed in"}.get(name, f"{name}.kdtr")
+    assert sha256_of(DATA / "models" / "py12m" / f"{name}.kdtr") == row == RECORD["sha256"][recorded]
+
+
+def test_the_head_is_of_that_drafter_and_text():
+    assert BRANCH["made_of"]["drafter"] == RECORD["sha256"]["drafter.kdtr, trained here"]
+    assert DRAFTER["made_of"]["target"] == BRANCH["made_of"]["target"] == RECORD["sha256"]["target.kdtr"]
+    assert DRAFTER["made_of"]["corpus"] == BRANCH["made_of"]["corpus"] == RECORD["corpus"]["sha256"]
+    assert RECORD["log_drafter"][-1]["step"] == DRAFTER["drafter"]["steps"]
+
+
+def of_drafter(which, budget, prompts="shipped prompts"):
+    found = DRAFTER[f"{prompts}, {which}"][f"tree_{budget}"]
+    return found["acceptance_outside"], found["acceptance"], found["rounds"]
+
+
+DECODES = {
+    "`drafter.kdtr`, `best_first`": "handed-in drafter, best_first",
+    "`drafter_branch.kdtr`, `best_first`": "new drafter, best_first",
+    "the same, `branch_aware`": "new drafter, branch_aware",
+}
+
+
+@pytest.mark.parametrize("row", DECODES)
+def test_the_readme_s_decodes(row):
+    """A chain has no use for a head, so the last row has none."""
+    (line,) = [line for line in README.splitlines() if line.startswith(f"| {row} |")]
+    rows = RECORD["decodes"][DECODES[row]]["rows"]
+    assert [(r["method"], r["budget"], r["tokens_equal"]) for r in rows] == [
+        ("chain", 15, True),
+        ("tree", 16, True),
+        ("tree", 64, True),
+    ]
+    cells = [f"{r['acceptance_outside']:.2f} / {r['acceptance']:.2f}" for r in rows] + [
+        str(rows[-1]["rounds"])
+    ]
+    if "branch_aware" in row:
+        cells[0] = ""
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == cells
+
+
+@pytest.mark.parametrize("budget", [16, 64])
+def test_decodes_on_a_cpu_are_what_training_found_on_a_gpu(budget):
+    rows = {
+        name: next(
+            r for r in RECORD["decodes"][name]["rows"] if (r["method"], r["budget"]) == ("tree", budget)
+        )
+        for name in DECODES.values()
+    }
+    for name, which in (("handed-in drafter, best_first", BEFORE), ("new drafter, best_first", AFTER)):
+        outside, whole, rounds = of_drafter(which, budget)
+        found = rows[name]
+        assert found["rounds"] == rounds and abs(found["acceptance"] - whole) < 1e-4
+        assert abs(found["acceptance_outside"] - outside) < 1e-4
+    head, found = BRANCH[SETS["shipped, greedy"]][f"budget_{budget}"], rows["new drafter, branch_aware"]
+    assert abs(head["all"]["branch"] - found["acceptance"]) < 2e-4
+    assert abs(head["outside_loops"]["branch"] - found["acceptance_outside"]) < 2e-4
+
+
+def test_the_readme_s_head():
+    best = BRANCH[SETS["shipped, greedy"]]["budget_64"]["outside_loops"]
+    text = README.replace("\n", " ")
+    assert f"{of_drafter(AFTER, 64)[0] / of_drafter(BEFORE, 64)[0]:.3f} times as many" in text
+    low, high = best["ratio_interval"]
+    assert f"{best['ratio']:.3f} times more ({low:.3f} to {high:.3f}, 95% over prompts)" in text
+    before, after = (of_drafter(which, 64, "held-out files") for which in (BEFORE, AFTER))
+    held = BRANCH[SETS["held-out files, greedy"]]["budget_64"]["outside_loops"]["branch"]
+    assert (
+        f"{before[0]:.2f} outside loops with the first drafter, {after[0]:.2f} with the new one, {held:.2f}"
+        in text
+    )
+    assert f"{before[1]:.2f} for {after[1]:.2f}" in text
+
+
+@pytest.mark.parametrize("budget", [8, 16, 32, 64])
+@pytest.mark.parametrize("name", SETS)
+def test_the_log_s_rows(name, budget):
+    found = BRANCH[SETS[name]][f"budget_{budget}"]
+    outside = found["outside_loops"]
+    cells = [(outside[part], outside[f"{part}_interval"]) for part in ("marginal", "branch", "ratio")]
+    cells.append((found["all"]["ratio"], found["all"]["ratio_interval"]))
+    row = " | ".join(f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, (low, high) in cells)
+    assert f"| {name} | {budget} | {row} |" in LOG.split("## 5.")[1]
