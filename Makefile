@@ -85,7 +85,7 @@ DOCUMENTS := $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES)))
 
 record: $(addprefix record-document-,$(DOCUMENTS))
 
-record-document-%: $(call stamp,gpu)
+$(addprefix record-document-,$(DOCUMENTS)): record-document-%: $(call stamp,gpu)
 	$(PY) -m ddtree bench $(BENCH_$*) --json > $(RECORDS)/$*.part
 	mv $(RECORDS)/$*.part $(RECORDS)/$*.json
 

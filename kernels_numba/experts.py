@@ -215,8 +215,7 @@ def experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, num_cho
     up_bits = split_bits_of(2 * width, size, num_chosen)
     down_bits = split_bits_of(size, width, num_chosen)
     whole = half and not up_ragged and not down_ragged
-    worth = num_chosen * size * width <= experts_one.MOST_ELEMENTS
-    if whole and worth and experts_one.takes(num_rows, routed, num_chosen, up_bits, down_bits):
+    if whole and experts_one.takes(num_rows, routed, num_chosen, size * width, up_bits, down_bits):
         flat = (array.reshape(-1) for array in (x, gates, w_gate, w_up, w_down, hidden, out))
         counts = num_chosen, num_experts - routed
         experts_one.launch_one(*flat, counts, (size, width), (up_bits, down_bits), stream)

@@ -192,10 +192,13 @@ def shared_bytes_of(warps):
     return 4 * warps * DEPTH * STAGE_WORDS
 
 
-def takes(num_rows, routed, num_chosen, up_bits, down_bits):
-    """Whether these kernels make the product: one row, with a warp of a block for every slot and share of K."""
+def takes(num_rows, routed, num_chosen, elements, up_bits, down_bits):
+    """Whether these kernels make the product: one row, with a warp of a block for every slot and share of K.
+
+    `elements` are those of one expert's gate, size x width.
+    """
     fits = 2 << up_bits <= UP_WARPS and num_chosen << down_bits <= DOWN_WARPS
-    return num_rows == 1 and fits and routed <= MOST_EXPERTS
+    return num_rows == 1 and fits and routed <= MOST_EXPERTS and num_chosen * elements <= MOST_ELEMENTS
 
 
 @functools.cache

@@ -102,7 +102,7 @@ def make_bank(model: Target, run: BankRun, corpus: np.ndarray, seed: int) -> dic
 
 
 def _affordable(model: Target, run: BankRun, device: torch.device) -> int:
-    """Sequences at once: the run's `batch` on a CPU, as many as half of a GPU's free memory holds."""
+    """Sequences at once: the run's `batch`, fewer where half of a GPU's free memory holds no more."""
     c = model.config
     cache = 4 * c.num_hidden_layers * run.length * (c.kv_lora_rank + c.qk_rope_head_dim)
     experts = 3 * (c.n_routed_experts + c.n_shared_experts) * c.moe_intermediate_size
@@ -110,4 +110,4 @@ def _affordable(model: Target, run: BankRun, device: torch.device) -> int:
     if device.type != "cuda":
         return run.batch
     check_memory(device, 2 * 64 * each, "a bank")
-    return room(device) // 2 // each
+    return min(run.batch, room(device) // 2 // each)

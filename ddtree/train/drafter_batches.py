@@ -87,7 +87,7 @@ class Batches:
 class Teacher:
     """What the frozen target says along rows of the bank: made once and kept where half of the memory holds it.
 
-    Otherwise it is made at each step, which gives the same and takes longer.
+    Otherwise it is made at each step, which gives the same but for rounding and takes longer.
     """
 
     def __init__(self, target: Target, config: DrafterConfig, batches: Batches):

@@ -46,8 +46,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class BankRun:
-    """`tokens` in all, shared evenly among `plans`; every plan has the same length. On a CPU `batch` sequences go at
-    once, on a GPU as many as its memory holds."""
+    """`tokens` in all, shared evenly among `plans`; every plan has the same length. `batch` sequences go at once,
+    fewer where a GPU has no memory for them: what is drawn then differs."""
 
     tokens: int
     plans: tuple[tuple[Segment, ...], ...]
@@ -232,9 +232,9 @@ SMALL = Preset(
     drafter_shape=SMALL_DRAFTER,
     branch_rank=128,
     target=TargetRun(steps=4600, batch=32, window=1024, lr=2.5e-3, warmup=200, dropout=0.1),
-    bank=BankRun(tokens=30_000_000, plans=PLANS, batch=8192),
+    bank=BankRun(tokens=30_000_000, plans=PLANS, batch=40_000),
     drafter=DrafterRun(steps=30_000, batch=128, anchors=32, lr=2e-3, warmup=200),
-    branch=BranchRun(BankRun(3072 * 224, BRANCH_PLANS, 256), anchors=32, epochs=4, batch=1024, warmup=50),
+    branch=BranchRun(BankRun(3072 * 224, BRANCH_PLANS, 1024), anchors=32, epochs=4, batch=1024, warmup=50),
     eval_prompts=64,
     eval_tokens=64,
 )

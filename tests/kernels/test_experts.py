@@ -157,7 +157,12 @@ def alone(case, gates, dtype):
         split_bits_of(case.hidden, case.width, case.chosen),
     )
     multiple = case.hidden % MULTIPLE == case.width % MULTIPLE == 0
-    return dtype == "bf16" and multiple and experts_one.takes(case.rows, len(gates), case.chosen, *bits)
+    elements = case.hidden * case.width
+    return (
+        dtype == "bf16"
+        and multiple
+        and experts_one.takes(case.rows, len(gates), case.chosen, elements, *bits)
+    )
 
 
 def summed(gates, pair_out):

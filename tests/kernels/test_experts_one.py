@@ -21,6 +21,14 @@ def test_a_row_alone_keeps_its_bits_small(case):
     check_rows_keep_their_bits(case, (1, 1), "bf16", seed=case.width)
 
 
+@pytest.mark.simulator
+def test_large_experts_go_the_general_way_with_the_same_bits(monkeypatch):
+    case = Case(2, 4, 2, 40, 24)
+    monkeypatch.setattr(experts_one, "MOST_ELEMENTS", case.chosen * case.hidden * case.width - 1)
+    monkeypatch.setattr(experts_one, "launch_one", None)  # called, it would fail
+    check_rows_keep_their_bits(case, (1, 1), "bf16", seed=case.width)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "case",

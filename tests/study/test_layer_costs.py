@@ -40,7 +40,9 @@ def test_the_fit_says_how_far_it_is_off(kimi):
             errors.append(fit(each["forward"]["experts_touched"][0]) / us - 1)
     assert np.abs(errors).max() == pytest.approx(fit.worst)
     weights = 3 * 7168 * 2048 * 4.5 / 8
-    assert weights / fit.expert_us / 1e3 == pytest.approx(0.72 * kimi["ceilings"]["copy_gb_s"], rel=0.01)
+    assert 0.7 < weights / fit.expert_us / 1e3 / kimi["ceilings"]["copy_gb_s"] < 1, (
+        "as the kernel bench's cases"
+    )
 
 
 @pytest.mark.parametrize(("rows", "touched"), [(1, 8), (8, 57), (16, 113), (65, 294)])
