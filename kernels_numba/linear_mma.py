@@ -21,7 +21,6 @@ from kernels_numba.primitives_columns import (
     MULTIPLE,
     commit_copies,
     copy_shared,
-    copy_weights,
     own_piece,
     piece_to_give,
     pieces_at,
@@ -29,6 +28,7 @@ from kernels_numba.primitives_columns import (
     wait_copies_but,
 )
 from kernels_numba.primitives_mma import EXCHANGE, LANES, get_floats, multiply_chunk, pack_pair
+from kernels_numba.primitives_ring import NONE, ROW_WORDS, WEIGHT_WORDS, fetch_columns
 from kernels_numba.registry import KernelSpec
 
 ROWS, COLUMNS = 8, 16  # of a warp's tile; mma would take 16 rows
@@ -37,11 +37,9 @@ FEWEST_WARPS, MOST_WARPS = (1, 2) if SIMULATED else (4, 8)  # of a block
 # Most rows of a launch, and chunks that a warp has under way or in use, 1 KiB of weights and 128 bytes a row each:
 # so that a block of MOST_WARPS finds the shared memory that every GPU has.
 DEPTHS = {1: 10, 8: 6}
-WEIGHT_WORDS, ROW_WORDS = LANES * 8, CHUNK  # u32 of a chunk of weights, of one of a row
 PLAIN_SHARED = (
     1 << 30 if SIMULATED else 40 << 10
 )  # bytes of dynamic shared memory that a launch may have unasked
-NONE = np.uint32(0)
 # What the choice of tiles reckons with; an H200.
 MULTIPROCESSORS = 132
 MEMORY_RATE = 4190.0  # bytes a ns that are copied through memory,
@@ -59,13 +57,9 @@ class Tiling(NamedTuple):
 
 @device_function
 def _fetch_weights(weight, column, sizes, k, last, place, buffers):
-    """Start to copy the lane's two columns' eight elements at k, zeros from `last` and the width on."""
-    width, length = sizes
+    """The lane's two columns, to where `pieces_at` finds them."""
     own = int64(int32(place + own_piece(int32(cuda.threadIdx.x))))
-    for side in range(2):
-        size = uint32(16) if k < last and int32(column + 8 * side) < width else uint32(0)
-        at = int64(int32(int32(column + 8 * side) * length + k))
-        copy_weights(buffers, own + side * (4 * LANES), weight, at, size)
+    fetch_columns(weight, column, sizes, k, last, own, buffers)
 
 
 @device_function

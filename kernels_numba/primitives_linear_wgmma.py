@@ -27,7 +27,7 @@ from kernels_numba.primitives_linear_barriers import (
     wait_phase,
 )
 from kernels_numba.primitives_mma import LANES, thread_here
-from kernels_numba.primitives_wide import _in_order
+from kernels_numba.primitives_wide import in_order
 
 CHUNK = 64  # elements of K,
 ROW_WORDS = CHUNK // 2  # and u32 of a row of them
@@ -139,7 +139,7 @@ def make_tile(rows):
     is the first of the thread's two. sizes = (num_rows, elements between rows of out, columns of out).
     """
     return SimpleNamespace(
-        multiply=product_of(rows), put=_in_order([_make_put(j) for j in range(rows // 8)]), sums=rows // 2
+        multiply=product_of(rows), put=in_order([_make_put(j) for j in range(rows // 8)]), sums=rows // 2
     )
 
 

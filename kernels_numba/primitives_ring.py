@@ -27,10 +27,12 @@ NONE = np.uint32(0)
 
 
 @device_function
-def fetch_weights(weight, column, sizes, k, last, place, buffers):
-    """Start to copy the lane's two columns' eight elements at k, zeros from `last` and the width on."""
+def fetch_columns(weight, column, sizes, k, last, own, buffers):
+    """Start to copy eight elements at k of a column to the buffers' [own], and of that 8 further to 4 * LANES behind.
+
+    Zeros from `last` and the width on; sizes (width, length).
+    """
     width, length = sizes
-    own = int64(int32(place + (int32(cuda.threadIdx.x) & 31) * 4))
     for side in range(2):
         size = uint32(16) if k < last and int32(column + 8 * side) < width else uint32(0)
         at = int64(int32(int32(column + 8 * side) * length + k))
@@ -38,7 +40,14 @@ def fetch_weights(weight, column, sizes, k, last, place, buffers):
 
 
 @device_function
-def fetch_row(x, start, k, last, there, place, pitch, buffers):
+def _fetch_weights(weight, column, sizes, k, last, place, buffers):
+    """The lane's two columns, to its own places."""
+    own = int64(int32(place + (int32(cuda.threadIdx.x) & 31) * 4))
+    fetch_columns(weight, column, sizes, k, last, own, buffers)
+
+
+@device_function
+def _fetch_row(x, start, k, last, there, place, pitch, buffers):
     """The same of the lane's row, f32, if it is `there`; ends a group of copies."""
     if there:
         size = uint32(16) if k < last else uint32(0)
@@ -63,14 +72,14 @@ def make_ring(depth):
         first_place, stage_words, _ = place
         for d in range(ahead):
             to = int32(first_place + d * stage_words)
-            fetch_weights(weight, column, sizes, int32(k + d * CHUNK), last, to, buffers)
+            _fetch_weights(weight, column, sizes, int32(k + d * CHUNK), last, to, buffers)
 
     @device_function
     def start_rows(x, start, there, k, last, place, buffers):
         first_place, stage_words, pitch = place
         for d in range(ahead):
             to = int32(first_place + d * stage_words + WEIGHT_WORDS)
-            fetch_row(x, start, int32(k + d * CHUNK), last, there, to, pitch, buffers)
+            _fetch_row(x, start, int32(k + d * CHUNK), last, there, to, pitch, buffers)
 
     @device_function
     def add(x, start, there, weight, column, sizes, k, last, share, place, buffers, held, left, sums, words):
@@ -80,8 +89,8 @@ def make_ring(depth):
         k, at, chunks = int32(k + ahead * CHUNK), end, int32(share >> 5)
         while chunks > 0:
             wait()
-            fetch_weights(weight, column, sizes, k, last, at, buffers)
-            fetch_row(x, start, k, last, there, int32(at + WEIGHT_WORDS), pitch, buffers)
+            _fetch_weights(weight, column, sizes, k, last, at, buffers)
+            _fetch_row(x, start, k, last, there, int32(at + WEIGHT_WORDS), pitch, buffers)
             at = int32(at + stage_words) if at < end else first_place
             own = int64(int32(at + lane * 4))
             held[0], held[1], held[2], held[3] = get_words(buffers, own)

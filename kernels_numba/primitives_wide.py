@@ -80,7 +80,7 @@ def make_wide_tile(tiles):
         fetch_weights=fetch_weights,
         fetch_rows=fetch_rows,
         multiply=multiply,
-        put=_in_order([_make_put(t) for t in range(tiles)]),
+        put=in_order([_make_put(t) for t in range(tiles)]),
         sums=tiles * ACROSS * 4,
         row_words=row_words,
     )
@@ -122,12 +122,12 @@ def _put_one(out, at, column, width, more, value):
         out[at] = out[at] + value if more else value
 
 
-def _in_order(functions):
+def in_order(functions):
     """A device function that calls all of them with the same seven arguments."""
     if len(functions) == 1:
         return functions[0]
     first, rest = (
-        _in_order(part) for part in (functions[: len(functions) // 2], functions[len(functions) // 2 :])
+        in_order(part) for part in (functions[: len(functions) // 2], functions[len(functions) // 2 :])
     )
 
     @device_function
