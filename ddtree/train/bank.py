@@ -102,12 +102,10 @@ def make_bank(model: Target, run: BankRun, corpus: np.ndarray, seed: int) -> dic
 
 
 def _affordable(model: Target, run: BankRun, device: torch.device) -> int:
-    """Sequences at once: the run's `batch`, fewer where half of a GPU's free memory holds no more."""
+    """Sequences at once: the run's `batch`, fewer where half of the room holds no more."""
     c = model.config
     cache = 4 * c.num_hidden_layers * run.length * (c.kv_lora_rank + c.qk_rope_head_dim)
     experts = 3 * (c.n_routed_experts + c.n_shared_experts) * c.moe_intermediate_size
     each = cache + 4 * (4 * c.vocab_size + experts) + 8 * run.length * c.num_attention_heads
-    if device.type != "cuda":
-        return run.batch
     check_memory(device, 2 * 64 * each, "a bank")
     return min(run.batch, room(device) // 2 // each)

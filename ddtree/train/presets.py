@@ -47,7 +47,7 @@ class Segment:
 @dataclass(frozen=True)
 class BankRun:
     """`tokens` in all, shared evenly among `plans`; every plan has the same length. `batch` sequences go at once,
-    fewer where a GPU has no memory for them: what is drawn then differs."""
+    fewer where memory has no room for them: what is drawn then differs."""
 
     tokens: int
     plans: tuple[tuple[Segment, ...], ...]

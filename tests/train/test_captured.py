@@ -115,3 +115,17 @@ def test_replayed_steps_are_the_eager_ones(torch, text, short, tmp_path, monkeyp
         losses["eager"], rel=5e-3
     )  # atomic sums in bf16's neighbourhood
     assert losses["eager"][-1] < losses["eager"][0] - 1
+
+
+def test_a_bank_on_a_cpu_takes_no_more_sequences_than_there_is_room_for(torch):
+    from types import SimpleNamespace
+
+    from ddtree.config import ModelConfig
+    from ddtree.train.bank import _affordable
+    from ddtree.train.device import MOST_ON_CPU
+    from ddtree.train.presets import SMALL
+
+    config, length = ModelConfig.from_hf(SMALL.target_hf()), SMALL.bank.length
+    found = _affordable(SimpleNamespace(config=config), SMALL.bank, torch.device("cpu"))
+    latents = 4 * config.num_hidden_layers * length * (config.kv_lora_rank + config.qk_rope_head_dim)
+    assert 1 <= found < SMALL.bank.batch and found * latents < MOST_ON_CPU / 2
