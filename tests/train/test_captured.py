@@ -100,16 +100,19 @@ def test_a_gpu_without_a_compiler_is_refused(torch, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_replayed_steps_are_the_eager_ones(torch, text, short, tmp_path, monkeypatch):
+@pytest.mark.parametrize("stage", ["target", "drafter", "branch"])
+def test_replayed_steps_are_the_eager_ones(torch, text, short, trained_folder, tmp_path, monkeypatch, stage):
     from ddtree.train import captured, stages
 
     preset = dataclasses.replace(short, target=dataclasses.replace(short.target, dropout=0.1))
+    of_stage = {"drafter": ["target.kdtr"], "branch": ["target.kdtr", "drafter.kdtr"]}
+    given = [trained_folder.path / name for name in of_stage.get(stage, [])]
     losses = {}
     for name, eager in (("replayed", captured.EAGER), ("eager", 10**9)):
         monkeypatch.setattr(captured, "EAGER", eager)
         work = stages.start(str(text), str(tmp_path / name), preset, 0, "cuda", None, lambda line: None)
-        assert stages.train_target(work)
-        log = (work.out / "target.jsonl").read_text().splitlines()
+        assert getattr(stages, f"train_{stage}")(work, *given)
+        log = (work.out / f"{stage}.jsonl").read_text().splitlines()
         losses[name] = [json.loads(line)["loss"] for line in log]
     assert losses["replayed"] == pytest.approx(
         losses["eager"], rel=5e-3
