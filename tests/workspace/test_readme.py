@@ -53,7 +53,7 @@ def test_host_and_wait_of_a_round():
 
 def test_eager_rounds_and_errors():
     times = [record["eager_over_graphs"] for record in read("decode.json")["graphs_against_eager"]]
-    assert "54 to 96 times slower" in README and min(times) > 53.5 and max(times) < 96.5
+    assert f"{round(min(times))} to {round(max(times))} times slower" in README
     worst = max(record["worst_layer"]["error"] for record in read("layers.json")["parity"])
     assert "within 3.1e-7 relative of f64" in README and 3e-7 < worst <= 3.1e-7
 
@@ -73,9 +73,10 @@ KERNELS = {
     "accept + compaction, 61 layers x (512 + 64) bf16, 64 nodes": [
         "accept_compact bf16 61 layers 512+64 64 nodes"
     ],
-    "branch scores and a branch-aware tree of 64 nodes, where a plain one takes 26.1 us": [
+    "branch scores / a branch-aware tree of 64 nodes / a plain one": [
         "branch_scores 15x16 rank 64 vocab 163840",
         "build_branch_tree 15x16 budget 64",
+        "build_tree 15x64 budget 64",
     ],
     "tree attention, 64 heads, 512 + 64, bf16, context 8192, 1 row / 64 rows": [
         f"attention bf16 {rows}x64x512+64 after 8192" for rows in (1, 64)
@@ -150,6 +151,6 @@ def test_a_draft_at_true_shape():
 
 
 def test_it_can_fail(monkeypatch):
-    monkeypatch.setitem(globals(), "README", README.replace("47.8", "47.7"))
+    monkeypatch.setitem(globals(), "README", README.replace(" us |", "1 us |"))
     with pytest.raises(AssertionError):
         test_kernel_times(next(iter(KERNELS)))
