@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddtree.errors import UsageError
 from ddtree.plots_style import (
     BLACK,
     GREY,
@@ -34,10 +35,12 @@ def experts_figure(sharing: Sequence[Sharing], title: str = "") -> Figure:
 
     Series differ in the router (its experts, and how many a row chooses), shape, temperature and layer. Dashed is what
     rows touch that choose evenly and independently; dotted, of a router's first series, independently by the layers'
-    own loads. UsageError for none.
+    own loads. UsageError for none, and for two of one series and size.
     """
     require(sharing, "there is no row of study routing")
     series = list(dict.fromkeys(_series_of(each) for each in sharing))
+    if len({(_series_of(each), each.rows) for each in sharing}) < len(sharing):
+        raise UsageError("experts: two records of one shape, temperature and kind of router; draw them apart")
     routers = list(dict.fromkeys(_router_of(each) for each in sharing))
     figure = new_figure(max(10.5, 4.4 * (len(routers) + 1)), 4.6)
     *touched, effective = figure.subplots(1, len(routers) + 1)

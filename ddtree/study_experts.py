@@ -42,7 +42,7 @@ class Sharing:
     choose evenly and independently, `by_load` the same where they choose by the layer's load over all prompts,
     `by_prompt_load` by that of their own prompt: what unlike loads explain without any tree. `effective` is
     `effective_rows` of touched (None where all experts are touched). `shared` are experts that two rows share by
-    RELATIONS, None without a pair.
+    RELATIONS, None without a pair, `shared_interval` the 95% interval of each over prompts.
     """
 
     temperature: float
@@ -65,13 +65,14 @@ class Sharing:
     effective_high: float | None
     touched_outside_loops: float | None
     shared: dict[str, float | None]
+    shared_interval: dict[str, tuple[float, float] | None]
 
 
-# Of a document's table: the fields of a Sharing, `shared` by RELATIONS
-COLUMNS = (
-    *(field.name for field in fields(Sharing) if field.name != "shared"),
-    *(f"shared_{name}" for name in RELATIONS),
-)
+# Of a document's table: the fields of a Sharing, `shared` by RELATIONS, then each one's interval
+PLAIN = tuple(field.name for field in fields(Sharing) if not field.name.startswith("shared"))
+SHARED = tuple(f"shared_{name}" for name in RELATIONS)
+ENDS = tuple(f"{name}_{end}" for name in SHARED for end in ("low", "high"))
+COLUMNS = {2: (*PLAIN, *SHARED), 3: (*PLAIN, *SHARED, *ENDS)}  # by schema
 
 
 def summarise_routing(rows: Iterable[Mapping[str, Any]], seed: int = 0) -> list[Sharing]:
@@ -123,7 +124,9 @@ def _of_setting(key: tuple, rows: Sequence[Mapping[str, Any]], seed: int) -> lis
         low, high = interval_of(resampled[:, places].mean(axis=1))
         ends = effective_rows(*of, [mean["touched"], low, high])
         effective = [float(end) if np.isfinite(end) else None for end in ends]
-        mine = [row for row in rows if layer is None or row["layer"] == layer]
+        shared = {
+            name: _shared([[mine[p] for p in places] for mine in grid], name, drawn) for name in RELATIONS
+        }
         found.append(
             Sharing(
                 *key,
@@ -136,7 +139,8 @@ def _of_setting(key: tuple, rows: Sequence[Mapping[str, Any]], seed: int) -> lis
                 touched_high=float(high),
                 **dict(zip(("effective", "effective_low", "effective_high"), effective, strict=True)),
                 **mean,
-                shared={name: _shared(mine, name) for name in RELATIONS},
+                shared={name: value for name, (value, _) in shared.items()},
+                shared_interval={name: ends for name, (_, ends) in shared.items()},
             )
         )
     return found
@@ -148,9 +152,19 @@ def _by_load(load: np.ndarray, chosen: int, rows: int) -> np.ndarray:
     return (1 - (1 - share) ** rows).sum(axis=-1)
 
 
-def _shared(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    pairs = sum(row[f"pairs_{name}"] for row in rows)
-    return sum(row[f"pairs_{name}"] * (row[f"shared_{name}"] or 0) for row in rows) / pairs if pairs else None
+def _shared(
+    grid: Sequence[Sequence[Mapping[str, Any]]], name: str, drawn: np.ndarray
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Experts that two rows of that relation share, over the rows of each prompt, and the interval over prompts."""
+    pairs = np.array([sum(row[f"pairs_{name}"] for row in mine) for mine in grid])
+    if not pairs.any():
+        return None, None
+    total = np.array(
+        [sum(row[f"pairs_{name}"] * (row[f"shared_{name}"] or 0) for row in mine) for mine in grid]
+    )
+    count, resampled = pairs[drawn].sum(axis=1), total[drawn].sum(axis=1)
+    low, high = interval_of(resampled[count > 0] / count[count > 0])
+    return float(total.sum() / pairs.sum()), (float(low), float(high))
 
 
 def routing_summary(sharing: Sequence[Sharing], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,26 +172,38 @@ def routing_summary(sharing: Sequence[Sharing], about: Mapping[str, Any]) -> dic
 
     `sharing` is a table with `columns` and `data`, a row each, as `pandas.DataFrame(**document["sharing"])` takes it.
     """
-    data = [[_short(value) for value in (*_plain(each), *each.shared.values())] for each in sharing]
-    return {"schema": 2, "kind": KIND} | dict(about) | {"sharing": {"columns": list(COLUMNS), "data": data}}
+    data = [[_short(value) for value in _row_of(each)] for each in sharing]
+    table = {"columns": list(COLUMNS[3]), "data": data}
+    return {"schema": 3, "kind": KIND} | dict(about) | {"sharing": table}
 
 
 def read_summary(document: Mapping[str, Any]) -> list[Sharing]:
-    """What `routing_summary` was made of, to five digits; UsageError for another document or schema."""
-    found = document.get("kind"), document.get("schema")
-    if found != (KIND, 2) or document["sharing"]["columns"] != list(COLUMNS):
+    """What `routing_summary` was made of, to five digits; UsageError for another document or schema.
+
+    A document of schema 2 has no intervals of what rows share: None.
+    """
+    kind, schema = document.get("kind"), document.get("schema")
+    if kind != KIND or schema not in COLUMNS or document["sharing"]["columns"] != list(COLUMNS[schema]):
         raise UsageError(
-            f"routing: expected a document of kind {KIND!r}, schema 2, found {found[0]!r}, {found[1]!r}"
+            f"routing: expected a document of kind {KIND!r}, schema 2 or 3, found {kind!r}, {schema!r}"
         )
-    count = len(RELATIONS)
-    return [
-        Sharing(*row[:-count], shared=dict(zip(RELATIONS, row[-count:], strict=True)))
-        for row in document["sharing"]["data"]
-    ]
+    return [_sharing_of(row) for row in document["sharing"]["data"]]
 
 
-def _plain(each: Sharing) -> list[Any]:
-    return [getattr(each, name) for name in COLUMNS[: -len(RELATIONS)]]
+def _sharing_of(row: Sequence[Any]) -> Sharing:
+    plain, shared, ends = row[: len(PLAIN)], row[len(PLAIN) :][: len(SHARED)], row[len(PLAIN) + len(SHARED) :]
+    pairs = [None if low is None else (low, high) for low, high in zip(ends[::2], ends[1::2], strict=True)]
+    intervals = pairs or [None] * len(SHARED)
+    return Sharing(
+        *plain,
+        shared=dict(zip(RELATIONS, shared, strict=True)),
+        shared_interval=dict(zip(RELATIONS, intervals, strict=True)),
+    )
+
+
+def _row_of(each: Sharing) -> list[Any]:
+    ends = [end for pair in each.shared_interval.values() for end in (pair or (None, None))]
+    return [*(getattr(each, name) for name in PLAIN), *each.shared.values(), *ends]
 
 
 def _short(value: Any) -> Any:

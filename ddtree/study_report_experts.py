@@ -36,7 +36,7 @@ def sharing_lines(routers: Mapping[str, Sequence[Sharing]], temperature: float =
         f"Experts that a verify's rows touch, {first}, mean over MoE layers: *touched* with its 95% interval over "
         "prompts, then what as many independent rows touch that choose *evenly*, and *by the layers' loads*, then the "
         "*effective rows*: even ones that touch as many. Below, experts that two rows of a tree of 64 share, in "
-        "multiples of chance (k * k / E of k of E experts).",
+        "multiples of chance (k * k / E of k of E experts), with that interval where it was recorded.",
         "",
     ]
     names = [*TREES, "tree of 64, its layers' effective rows", *(f"two rows: {name}" for name in KINSHIP)]
@@ -59,9 +59,8 @@ def _column(name: str, sharing: Sequence[Sharing], temperature: float) -> tuple[
     layers = f"{min(known):.1f} to {max(known):.1f}" if len(known) == len(by_layer) else "not known"
     of = largest.experts, largest.experts_per_token
     even = of[1] ** 2 / of[0]
-    pairs = [largest.shared[relation] for relation in KINSHIP.values()]
     cells = [_touched(means[key]) for key in TREES.values()]
-    cells += [layers, *("-" if value is None else f"{value / even:.1f}" for value in pairs)]
+    cells += [layers, *(_shared(largest, relation, even) for relation in KINSHIP.values())]
     return f"{name}: {of[0]} experts, top {of[1]}, {largest.prompts} prompts", cells
 
 
@@ -73,6 +72,15 @@ def _touched(each: Sharing) -> str:
         f"{each.touched:.1f} ({_ends(each.touched_low, each.touched_high)}), even {each.independent:.1f}"
     )
     return f"{counted}, by load {each.by_load:.1f}; {rows} effective of {each.rows}"
+
+
+def _shared(each: Sharing, relation: str, even: float) -> str:
+    """What two rows share in multiples of chance, with its interval where the record has one."""
+    value, interval = each.shared[relation], each.shared_interval[relation]
+    if value is None:
+        return "-"
+    ends = f" ({_ends(*(end / even for end in interval))})" if interval else ""
+    return f"{value / even:.1f}{ends}"
 
 
 def _ends(low: float, high: float) -> str:

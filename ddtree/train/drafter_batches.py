@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from tqdm import tqdm
 
 from ddtree.config import DrafterConfig
 from ddtree.errors import UsageError
@@ -97,7 +98,7 @@ class Teacher:
         features = (2 if device.type == "cuda" else 4) * len(config.target_layer_ids) * config.hidden_size
         if count * length * (features + 6 * SOFT_TOKENS) > room(device) // 2:
             return
-        for start in range(0, count, AT_ONCE):
+        for start in tqdm(range(0, count, AT_ONCE), desc="features", unit="batch"):
             rows = slice(start, start + AT_ONCE)
             temperatures = batches.temperatures[batches.plan[rows]]
             with autocast(device):

@@ -12,6 +12,7 @@ DATA = ROOT / "data"
 README = (ROOT / "README.md").read_text("utf-8")
 LOG = (ROOT / "docs" / "branch_log.md").read_text("utf-8")
 RECORD = json.loads((DATA / "results" / "train_py12m.json").read_text("utf-8"))
+SMALL = json.loads((DATA / "results" / "train_small.json").read_text("utf-8"))
 DRAFTER, BRANCH = RECORD["drafter"], RECORD["branch"]
 BEFORE, AFTER = "the target's own", "trained"
 SETS = {
@@ -116,3 +117,43 @@ def test_the_log_s_rows(name, budget):
     cells.append((found["all"]["ratio"], found["all"]["ratio_interval"]))
     row = " | ".join(f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, (low, high) in cells)
     assert f"| {name} | {budget} | {row} |" in LOG.split("## 5.")[1]
+
+
+def of_small(run):
+    """The README's figures of a run of preset small, by the table's rows."""
+    trees = [
+        run["branch"][f"{prompts}, temperature 0"]["budget_64"]["outside_loops"]
+        for prompts in ("shipped prompts", "held-out files")
+    ]
+    shipped, held = [(tree["marginal"], tree["branch"]) for tree in trees]
+    return [run["target"]["nats_per_token"], *shipped, *held]
+
+
+def test_the_readme_s_two_runs_of_small():
+    table = README.split("| `small`, greedy, outside loops |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[2:5]] for line in table.splitlines()[2:]]
+    places = (3, 2, 2, 2, 2)
+    for row, first, again, digits in zip(
+        rows, of_small(SMALL), of_small(SMALL["again"]), places, strict=True
+    ):
+        assert row == [f"{first:.{digits}f}", f"{again:.{digits}f}", f"{again / first - 1:+.1%}"]
+
+
+def test_the_readme_s_time_of_small():
+    first, again = SMALL["seconds"], SMALL["again"]["seconds"]
+    text = README.replace("\n", " ")
+    assert f"took {sum(first['commands']):.0f} s, stopped once and gone on with" in text
+    assert f"and {again['commands'][0]:.0f} s in one go: the target {first['target']:.0f} s" in text
+    assert f"30,000 steps {again['drafter']:.0f} s" in text and SMALL["drafter"]["drafter"]["steps"] == 30_000
+    speed = max(record["tokens_per_second"] for record in SMALL["logs"]["target"])
+    assert f"{speed / 1e6:.2f} M tokens a second, {SMALL['target']['nats_per_token']:.2f} nats" in text
+    assert SMALL["corpus"]["sha256"] == RECORD["corpus"]["sha256"]
+
+
+def test_no_mean_of_the_two_runs_is_further_apart_than_said():
+    apart = []
+    for name, kinds in SMALL["again"]["branch"].items():
+        now, before = kinds["budget_64"]["outside_loops"], SMALL["branch"][name]["budget_64"]["outside_loops"]
+        apart += [(name.endswith("0.6"), abs(now[k] / before[k] - 1)) for k in ("marginal", "branch")]
+    worst = max(value for warm, value in apart if warm)
+    assert f"up to {worst:.1%} apart" in README and max(value for warm, value in apart if not warm) < worst

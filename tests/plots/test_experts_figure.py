@@ -57,6 +57,12 @@ def test_layers_and_temperatures_are_series():
         plots.experts_figure([])
 
 
+def test_two_models_of_one_kind_of_router_are_not_one_line(mine):
+    other = [replace(each, touched=each.touched + 1) for each in mine]
+    with pytest.raises(UsageError, match="two records of one shape, temperature and kind of router"):
+        plots.experts_figure([*mine, *other])
+
+
 def test_routers_have_panels_of_their_own(mine):
     """The same trees, and as a router of 128 experts, 8 a row, would have them."""
     wide = [

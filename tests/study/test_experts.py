@@ -1,7 +1,7 @@
 """Effective rows and summaries of routing: by hand, and of rows whose sharing is known."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from ddtree.study_experts import (
     routing_summary,
     summarise_routing,
 )
+from ddtree.study_overlap import RELATIONS
 
 
 def test_effective_rows_undo_the_expectation():
@@ -40,7 +41,9 @@ def test_independent_even_rows_count_one_each():
         assert each.effective == pytest.approx(9, rel=0.04)
         for name in ("parent_child", "ancestor", "siblings", "cousins", "unrelated"):
             assert each.shared[name] == pytest.approx(CHOSEN**2 / EXPERTS, rel=0.15)
-        assert each.shared["cousins_same_token"] is None
+            low, high = each.shared_interval[name]
+            assert low < each.shared[name] < high < 1.3 * low
+        assert each.shared["cousins_same_token"] is each.shared_interval["cousins_same_token"] is None
         assert each.touched_outside_loops == pytest.approx(each.touched, rel=0.02)
     assert found[2].touched == pytest.approx((found[0].touched + found[1].touched) / 2)
     assert found[2].touched_high - found[2].touched_low < found[0].touched_high - found[0].touched_low
@@ -82,6 +85,21 @@ def test_rounds_weigh_alike_and_prompts_are_drawn():
     assert (found.touched_low, found.touched_high) == (3, 7), "one prompt drawn twice"
 
 
+def test_what_pairs_share_weighs_pairs_and_draws_prompts():
+    rows = routed(lambda: [0, 1, 2], prompts=1, layers=2)
+    rows += routed(lambda: [5, 6, 7], prompts=1, layers=2, rounds=30)
+    for place, row in enumerate(rows):
+        row |= {"prompt": str(place // 2), "shared_siblings": (1.0, 2.0, 2.0, 4.0)[place]}
+        if place < 2:
+            row |= {"pairs_cousins": 0, "shared_cousins": None}
+    first, second, both = summarise_routing(rows)
+    assert rows[2]["pairs_siblings"] == 3 * rows[0]["pairs_siblings"]
+    assert first.shared["siblings"] == (1 + 3 * 2) / 4 and first.shared_interval["siblings"] == (1, 2)
+    assert second.shared["siblings"] == (2 + 3 * 4) / 4 and second.shared_interval["siblings"] == (2, 4)
+    assert both.shared["siblings"] == (1.5 + 3 * 3) / 4 and both.shared_interval["siblings"] == (1.5, 3)
+    assert both.shared_interval["cousins"] == (3, 3), "draws without a pair say nothing"
+
+
 def test_cut_rounds_count_for_nothing_but_means():
     """Where rows touch nearly all experts, a tenth of small rounds would make 60 independent rows look like 20."""
     rng = np.random.default_rng(4)
@@ -96,6 +114,12 @@ def test_cut_rounds_count_for_nothing_but_means():
         summarise_routing(routed(lambda: [0, 1, 2], prompts=2, rounds=0, cut=3))
 
 
+def ends_of(each):
+    return {
+        f"{name} {end}": pair and pair[end] for name, pair in each.shared_interval.items() for end in (0, 1)
+    }
+
+
 def test_a_summary_is_read_back_and_carried_over():
     rng = np.random.default_rng(3)
     rows = routed(lambda: rng.choice(EXPERTS, CHOSEN, replace=False))
@@ -104,7 +128,10 @@ def test_a_summary_is_read_back_and_carried_over():
     read = read_summary(document)
     assert routing_summary(read, {"model_sha256": {}}) == document, "numbers of five digits stay"
     for mine, found in zip(sharing, read, strict=True):
-        mine, found = (asdict(each) | each.shared | {"shape": "", "shared": ""} for each in (mine, found))
+        mine, found = (
+            asdict(each) | each.shared | ends_of(each) | {"shape": "", "shared": "", "shared_interval": ""}
+            for each in (mine, found)
+        )
         assert list(found) == list(mine)
         assert list(found.values()) == [
             value if value in ("", None) else pytest.approx(value, rel=5e-5) for value in mine.values()
@@ -121,8 +148,13 @@ def test_a_summary_is_read_back_and_carried_over():
     for shape, temperature in (("chain", 0.0), ("best_first", 0.6)):
         with pytest.raises(UsageError, match="was not recorded"):
             effective_curve(sharing, shape, temperature)
+    columns, data = document["sharing"]["columns"], document["sharing"]["data"]
+    short = len(columns) - 2 * len(RELATIONS)
+    older = {"columns": columns[:short], "data": [row[:short] for row in data]}
+    before = read_summary(document | {"schema": 2, "sharing": older})
+    assert before == [replace(each, shared_interval=dict.fromkeys(RELATIONS)) for each in read]
     other = {"columns": ["rows"], "data": []}
-    for wrong in ({}, document | {"kind": "x"}, document | {"schema": 1}, document | {"sharing": other}):
+    for wrong in ({}, document | {"kind": "x"}, document | {"schema": 2}, document | {"sharing": other}):
         with pytest.raises(UsageError, match="expected a document of kind"):
             read_summary(wrong)
     with pytest.raises(UsageError, match="found none"):

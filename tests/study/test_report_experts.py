@@ -20,20 +20,28 @@ def cells(routers, temperature=0.0):
 
 def made(temperature=0.0, **other):
     """Eight of 32 experts a row; the tree of 64 touches 20 and its layers have 3 and 5 effective rows."""
-    mine = [each for each in recorded_sharing() if each.temperature == 0]
+    first = recorded_sharing()[0]
     shared = {name: 2.0 * (place + 1) for place, name in enumerate(RELATIONS)}
-    each = replace(mine[0], experts=32, experts_per_token=8, prompts=7, temperature=temperature, layer=None)
+    each = replace(first, experts=32, experts_per_token=8, prompts=7, temperature=temperature, layer=None)
     each = replace(each, touched=20.0, touched_low=19.0, touched_high=21.5, independent=31.96, by_load=30.5)
-    each = replace(
-        each, shared=shared, **{"effective": 4.0, "effective_low": 3.5, "effective_high": 4.5, **other}
-    )
+    ends = {name: (value - 1, value + 1) for name, value in shared.items()}
+    mine = {
+        "shared": shared,
+        "shared_interval": ends,
+        "effective": 4.0,
+        "effective_low": 3.5,
+        "effective_high": 4.5,
+    }
+    each = replace(each, **mine | other)
     trees = [replace(each, shape=shape, budget=budget, rows=budget + 1) for shape, budget in TREES.values()]
     largest = next(tree for tree in trees if tree.budget == 64)
     return [*trees, *(replace(largest, layer=n, effective=rows) for n, rows in ((1, 5.0), (2, 3.0)))]
 
 
 def test_a_table_by_hand():
-    found = cells({"recorded": made(), "other": made(effective=None)})
+    found = cells(
+        {"recorded": made(), "other": made(effective=None, shared_interval=dict.fromkeys(RELATIONS))}
+    )
     assert found[""] == [
         "greedy", "recorded: 32 experts, top 8, 7 prompts", "other: 32 experts, top 8, 7 prompts"
     ]  # fmt: skip
@@ -43,7 +51,7 @@ def test_a_table_by_hand():
         f"{touched}; not known effective of 65",
     ]
     assert found["tree of 64, its layers' effective rows"][0] == "3.0 to 5.0"
-    assert found["two rows: siblings"] == ["3.0", "3.0"], "6 experts where 8 * 8 / 32 is chance"
+    assert found["two rows: siblings"] == ["3.0 (2.5 to 3.5)", "3.0"], "6 experts where 8 * 8 / 32 is chance"
     assert len(found) == 1 + len(TREES) + 1 + len(KINSHIP)
     assert cells({"recorded": made(0.6)}, 0.6)[""][0] == "temperature 0.6"
     with pytest.raises(UsageError, match=r"tree of 4 nodes at temperature 0\.6 was not recorded of recorded"):
