@@ -206,6 +206,11 @@ def _cost(inputs: Inputs) -> Figure:
         for r in records
         if r["temperature"] == temperature and r["method"] in ("ar", "tree") and r["stage_ms"]
     ]
+    shapes = {record.get("shape") or "best_first" for record in mine if record["method"] == "tree"}
+    if len(shapes) > 1:
+        raise UsageError(
+            f"there are trees of several shapes ({', '.join(sorted(shapes))}): plot files of one alone"
+        )
     acceptance = {record["budget"]: record["mean_acceptance"] for record in mine}
     measured = {record["budget"]: record["tokens_per_second"] for record in mine if record["budget"]}
     title = inputs.options["title"] or f"Which budget pays: tree, {name_of(('ar', 0, temperature))[4:]}"
@@ -217,7 +222,7 @@ def _cost_of_trace(inputs: Inputs) -> Figure:
     groups = {
         s: seen_rounds(rounds_of(each))
         for s, each in inputs.by_setting().items()
-        if s[0] in ("ar", "tree") and s[2] == setting[2]
+        if (s[0] == "ar" or (s[0] == "tree" and shape_of(each) == shape_of(runs))) and s[2] == setting[2]
     }
     groups = {s: seen for s, seen in groups.items() if seen}
     cost = cost_curve([point_of_rounds(rounds_of(inputs.by_setting()[s])) for s in groups])

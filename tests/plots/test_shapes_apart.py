@@ -1,5 +1,6 @@
 """Trees of another shape than best_first are told apart in figures of comparisons and of traces."""
 
+import json
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,15 +61,27 @@ def test_a_trace_of_several_shapes_is_no_one_setting():
     assert_one_line(caught.value)
 
 
+def test_costs_of_several_shapes_are_no_one_curve(tmp_path, command):
+    rows = [record("ar", 0), record("tree", 16), record("tree", 64) | {"shape": "branch_aware"}]
+    files = [tmp_path / f"{place}.json" for place in range(len(rows))]
+    for file, row in zip(files, rows, strict=True):
+        file.write_text(json.dumps({"rows": [row]}))
+    code, out, err = command("plot", "cost", *files, "-o", tmp_path / "cost.png")
+    assert (code, out) == (2, "") and "several shapes (best_first, branch_aware): plot files of one" in err
+    assert command("plot", "cost", *files[:2], "-o", tmp_path / "cost.png")[0] == 0
+
+
 @pytest.mark.parametrize("kind", ["expected", "cost"])
 def test_curves_by_budget_are_of_the_shape_that_was_traced(monkeypatch, kind):
     """Its drafter's scores are random, so the trees of the other shape are others."""
     engine, traced = Engine(branched(), max_budget=16, max_context=120), run_of("branch_aware")
     prompt = engine.bundle.encode("class Stack:\n    def __init__(self):\n")
     traced.rounds = run(engine, prompt, DecodeConfig("tree", 16, 24, shape="branch_aware"))
+    plain = run_of("best_first")
+    plain.settings["budget"], plain.rounds = 8, traced.rounds
     seen = []
     monkeypatch.setattr(plots, f"{kind}_figure", lambda *arguments: seen.extend(arguments))
-    found = inputs(traced)
+    found = inputs(traced, plain)
     found.options |= {"title": None, "max_budget": 16}
     KINDS[kind].build(found)
     mine, other = (
@@ -76,6 +89,7 @@ def test_curves_by_budget_are_of_the_shape_that_was_traced(monkeypatch, kind):
     )
     assert mine.actual.tolist() != other.actual.tolist()
     actual = seen[0].actual if kind == "expected" else np.array(list(seen[1].values()))
+    assert kind == "expected" or list(seen[2]) == [16], "and no speed of another shape's trees"
     assert actual.tolist() == mine.actual.tolist() and seen[-1].endswith(
         "roots of tree branch_aware 16, greedy"
     )
