@@ -96,7 +96,7 @@ figures: demo
 	cp out/demo/tree.png docs/tree.png
 	$(PY) -m ddtree plot budgets data/results/h200/decode.json --output docs/acceptance.png
 	$(PY) -m ddtree plot roofline data/results/h200/kernels.json --output docs/roofline.png
-	$(PY) -m ddtree plot experts data/results/routing_py12m.json data/results/routing_wide.json --temperature 0 --output docs/experts.png
+	$(PY) -m ddtree plot experts data/results/routing_small.json data/results/routing_wide.json --temperature 0 --output docs/experts.png
 
 # .installed-core is the package alone, .installed-test-gpu the package with the extras test and gpu.
 requirement = .$(if $(filter core,$*),,[$(subst -,$(comma),$*)])

@@ -86,7 +86,7 @@ def _draw(kind: str, inputs: Inputs) -> Any:
         return KINDS[kind].build(inputs)
     except UsageError as error:
         raise UsageError(f"{', '.join(inputs.paths)}: {error}") from None
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         raise UsageError(
             f"{', '.join(inputs.paths)}: not in the form that plot {kind} reads ({KINDS[kind].needs}): "
             f"{type(error).__name__}: {error}"

@@ -16,8 +16,9 @@ from ddtree.cli_options import say
 from ddtree.cli_plot_inputs import Inputs, name_of, name_of_runs, one_temperature, rounds_of, shape_of
 from ddtree.compare import name_of_method
 from ddtree.errors import UsageError
-from ddtree.study_experts import KIND as SHARING
-from ddtree.study_experts import read_summary, summarise_routing
+from ddtree.study_experts import summarise_routing
+from ddtree.study_experts_table import KIND as SHARING
+from ddtree.study_experts_table import read_summary
 from ddtree.study_routing import KIND as ROUTING
 from ddtree.study_routing import routing_layers
 from ddtree.study_tables import (
@@ -152,8 +153,17 @@ def _experts(inputs: Inputs) -> Figure:
     listed = [each["rows"] if isinstance(each.get("rows"), list) else [each] for each in inputs.documents]
     rows = [row for each in listed for row in each if "touched_full" in row]
     sharing = summarise_routing(rows) if rows else []
+    models = {((row["experts"], row["experts_per_token"]), row.get("target_sha256")) for row in rows}
     for document in inputs.documents:
-        sharing += read_summary(document) if document.get("kind") == SHARING else []
+        if document.get("kind") == SHARING:
+            mine = read_summary(document)
+            sharing += mine
+            models |= {
+                ((s.experts, s.experts_per_token), document.get("model_sha256", {}).get("target"))
+                for s in mine
+            }
+    if len(models) > len({router for router, _ in models}):
+        raise UsageError("several models of one kind of router: draw each alone")
     asked, temperature = inputs.options["layers"] or (None,), inputs.options["temperature"]
     kept = [s for s in sharing if s.layer in asked and temperature in (None, s.temperature)]
     if not kept:

@@ -26,7 +26,8 @@ from ddtree.errors import UsageError
 from ddtree.lab import dash_or, text_table
 from ddtree.plots import token_label
 from ddtree.prompts import load_prompts
-from ddtree.study_experts import Sharing, routing_summary, summarise_routing
+from ddtree.study_experts import Sharing, summarise_routing
+from ddtree.study_experts_table import routing_summary
 from ddtree.study_journal import Journal
 from ddtree.study_overlap import RELATIONS
 from ddtree.study_routing import routing_document

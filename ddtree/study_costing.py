@@ -6,7 +6,8 @@ Each counts a round in rounds of a single row without a draft, and says how it c
 - random router: as the layer bench's own rows did, of random weights.
 - recorded: as the shipped model's trees did (16 experts, top 4), by effective rows (`study_experts`): if this router
   shared as that one.
-- recorded wide: likewise, as trees of a model of 128 experts, top 8, did, which was trained alike and is not shipped.
+- recorded small: likewise, as the trees of another model of that shape did, which is not shipped.
+- recorded wide: likewise, as trees of a model of 128 experts, top 8, did, trained as that one was and not shipped.
 - measured: whole rounds were timed, experts and all.
 - as timed: the layer bench's own rows again, by their experts' times and not by a fit (`bench_estimate`).
 """
@@ -43,13 +44,14 @@ from ddtree.study_models import (
     timed_layers,
 )
 
-OTHER_MS = 0.0552  # logits to a tree of 64 at a vocabulary of 163,840, accept and compaction of 61 layers: kernels.json
+OTHER_MS = 0.0550  # logits to a tree of 64 at a vocabulary of 163,840, accept and compaction of 61 layers: kernels.json
 
 COUNTED = {
     "independent": "rows choose experts evenly and independently",
     "random router": "experts as the bench's rows of random weights touched them",
     "recorded": "experts by the effective rows of the shipped model's trees (16 experts, top 4)",
-    "recorded wide": "experts by the effective rows of another trained model's trees (128 experts, top 8)",
+    "recorded small": "experts by the effective rows of the trees of a second model (16 experts, top 4)",
+    "recorded wide": "experts by the effective rows of the trees of a model with finer experts (128 experts, top 8)",
     "as timed": "experts as the bench's rows of random weights touched them, and their time",
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from ddtree.errors import UsageError
 from ddtree.study_analytic import expected_experts
 from ddtree.study_overlap import RELATIONS
 from ddtree.study_summary import DRAWS, interval_of
-
-KIND = "ddtree routing summary"
 
 
 def effective_rows(experts: int, chosen: int, touched: Any) -> np.ndarray:
@@ -42,7 +40,8 @@ class Sharing:
     choose evenly and independently, `by_load` the same where they choose by the layer's load over all prompts,
     `by_prompt_load` by that of their own prompt: what unlike loads explain without any tree. `effective` is
     `effective_rows` of touched (None where all experts are touched). `shared` are experts that two rows share by
-    RELATIONS, None without a pair, `shared_interval` the 95% interval of each over prompts.
+    RELATIONS, None without a pair, `shared_interval` the 95% interval of each over prompts, None where one alone has
+    pairs; like the loads, they are of all rounds, those of smaller trees too.
     """
 
     temperature: float
@@ -68,13 +67,6 @@ class Sharing:
     shared_interval: dict[str, tuple[float, float] | None]
 
 
-# Of a document's table: the fields of a Sharing, `shared` by RELATIONS, then each one's interval
-PLAIN = tuple(field.name for field in fields(Sharing) if not field.name.startswith("shared"))
-SHARED = tuple(f"shared_{name}" for name in RELATIONS)
-ENDS = tuple(f"{name}_{end}" for name in SHARED for end in ("low", "high"))
-COLUMNS = {2: (*PLAIN, *SHARED), 3: (*PLAIN, *SHARED, *ENDS)}  # by schema
-
-
 def summarise_routing(rows: Iterable[Mapping[str, Any]], seed: int = 0) -> list[Sharing]:
     """The rows of `study routing` by temperature, shape and budget: a Sharing a layer, then that over layers.
 
@@ -94,6 +86,11 @@ def _of_setting(key: tuple, rows: Sequence[Mapping[str, Any]], seed: int) -> lis
     layers = sorted({row["layer"] for row in rows})
     prompts = list(dict.fromkeys(row["prompt"] for row in rows))
     at = {(row["prompt"], row["layer"]): row for row in rows}
+    models = {(row.get("target_sha256"), row["experts"], row["experts_per_token"]) for row in rows}
+    if len(models) > 1 or not len(at) == len(rows) == len(layers) * len(prompts):
+        raise UsageError(
+            "rows: expected those of one sweep of one model, one a prompt and layer; give each sweep alone"
+        )
     grid = [[at[prompt, layer] for layer in layers] for prompt in prompts]
     rounds, outside = (
         np.array([mine[0][name] for mine in grid]) for name in ("rounds_full", "rounds_full_outside_loops")
@@ -155,59 +152,24 @@ def _by_load(load: np.ndarray, chosen: int, rows: int) -> np.ndarray:
 def _shared(
     grid: Sequence[Sequence[Mapping[str, Any]]], name: str, drawn: np.ndarray
 ) -> tuple[float | None, tuple[float, float] | None]:
-    """Experts that two rows of that relation share, over the rows of each prompt, and the interval over prompts."""
+    """Experts that two rows of that relation share, over the rows of each prompt, and the interval over prompts.
+
+    Neither without a pair, and no interval where one prompt alone has pairs: one says nothing of others.
+    """
     pairs = np.array([sum(row[f"pairs_{name}"] for row in mine) for mine in grid])
     if not pairs.any():
         return None, None
     total = np.array(
-        [sum(row[f"pairs_{name}"] * (row[f"shared_{name}"] or 0) for row in mine) for mine in grid]
+        [
+            sum(row[f"pairs_{name}"] * row[f"shared_{name}"] for row in mine if row[f"pairs_{name}"])
+            for mine in grid
+        ]
     )
+    mean = float(total.sum() / pairs.sum())
+    if np.count_nonzero(pairs) == 1:
+        return mean, None
     count, resampled = pairs[drawn].sum(axis=1), total[drawn].sum(axis=1)
-    low, high = interval_of(resampled[count > 0] / count[count > 0])
-    return float(total.sum() / pairs.sum()), (float(low), float(high))
-
-
-def routing_summary(sharing: Sequence[Sharing], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a summary, its numbers to five digits; `about` says how it was made.
-
-    `sharing` is a table with `columns` and `data`, a row each, as `pandas.DataFrame(**document["sharing"])` takes it.
-    """
-    data = [[_short(value) for value in _row_of(each)] for each in sharing]
-    table = {"columns": list(COLUMNS[3]), "data": data}
-    return {"schema": 3, "kind": KIND} | dict(about) | {"sharing": table}
-
-
-def read_summary(document: Mapping[str, Any]) -> list[Sharing]:
-    """What `routing_summary` was made of, to five digits; UsageError for another document or schema.
-
-    A document of schema 2 has no intervals of what rows share: None.
-    """
-    kind, schema = document.get("kind"), document.get("schema")
-    if kind != KIND or schema not in COLUMNS or document["sharing"]["columns"] != list(COLUMNS[schema]):
-        raise UsageError(
-            f"routing: expected a document of kind {KIND!r}, schema 2 or 3, found {kind!r}, {schema!r}"
-        )
-    return [_sharing_of(row) for row in document["sharing"]["data"]]
-
-
-def _sharing_of(row: Sequence[Any]) -> Sharing:
-    plain, shared, ends = row[: len(PLAIN)], row[len(PLAIN) :][: len(SHARED)], row[len(PLAIN) + len(SHARED) :]
-    pairs = [None if low is None else (low, high) for low, high in zip(ends[::2], ends[1::2], strict=True)]
-    intervals = pairs or [None] * len(SHARED)
-    return Sharing(
-        *plain,
-        shared=dict(zip(RELATIONS, shared, strict=True)),
-        shared_interval=dict(zip(RELATIONS, intervals, strict=True)),
-    )
-
-
-def _row_of(each: Sharing) -> list[Any]:
-    ends = [end for pair in each.shared_interval.values() for end in (pair or (None, None))]
-    return [*(getattr(each, name) for name in PLAIN), *each.shared.values(), *ends]
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    return mean, interval_of(resampled[count > 0] / count[count > 0])
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ from ddtree.bundle import DATA
 from ddtree.config import DrafterConfig, ModelConfig
 from ddtree.errors import UsageError
 from ddtree.study_analytic import Machine, WeightBytes, drafter_seconds
-from ddtree.study_experts import Sharing, read_summary
+from ddtree.study_experts import Sharing
+from ddtree.study_experts_table import read_summary
 from ddtree.study_layers import LayerCosts, layer_costs
 
 RESULTS = DATA / "results"
 # Routers whose trees were recorded, by the way to count experts that they give
-ROUTERS = {"recorded": "routing_py12m", "recorded wide": "routing_wide"}
+ROUTERS = {"recorded": "routing_py12m", "recorded small": "routing_small", "recorded wide": "routing_wide"}
 MACHINE = Machine(
     4.17e12, 632e12
 )  # copy bandwidth and bf16 products of an H200, as layer benches measured them

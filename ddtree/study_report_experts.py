@@ -35,8 +35,8 @@ def sharing_lines(routers: Mapping[str, Sequence[Sharing]], temperature: float =
     said = [
         f"Experts that a verify's rows touch, {first}, mean over MoE layers: *touched* with its 95% interval over "
         "prompts, then what as many independent rows touch that choose *evenly*, and *by the layers' loads*, then the "
-        "*effective rows*: even ones that touch as many. Below, experts that two rows of a tree of 64 share, in "
-        "multiples of chance (k * k / E of k of E experts), with that interval where it was recorded.",
+        "*effective rows*: even ones that touch as many. Below, experts that two rows share in rounds of trees of 64, "
+        "in multiples of chance (k * k / E of k of E experts), with that interval where it was recorded.",
         "",
     ]
     names = [*TREES, "tree of 64, its layers' effective rows", *(f"two rows: {name}" for name in KINSHIP)]

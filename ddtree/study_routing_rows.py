@@ -18,6 +18,10 @@ COUNTS = (
     *(f"pairs_{name}" for name in RELATIONS),
 )
 MEANS = (*("touched_full", "touched_full_outside_loops"), *(f"shared_{name}" for name in RELATIONS))
+COUNTED = {
+    **{f"touched_{name}": f"rounds_{name}" for name in ("full", "full_outside_loops")},
+    **{f"shared_{name}": f"pairs_{name}" for name in RELATIONS},
+}  # a mean, and of how many
 NUMBERS = ("sequence", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "budget", "layer")
 
 
@@ -42,6 +46,7 @@ def row_in(line: bytes) -> dict[str, Any] | None:
         and all(_is_count(row.get(name)) for name in COUNTS)
         and 0 < row["experts_per_token"] < row["experts"]
         and all(name in row and type(row[name]) in (float, type(None)) for name in MEANS)
+        and all((row[mean] is None) == (row[count] == 0) for mean, count in COUNTED.items())
         and isinstance(row.get("load"), list)
         and len(row["load"]) == row["experts"]
         and all(map(_is_count, row["load"]))

@@ -13,7 +13,8 @@ from ddtree.compare import compare, plan, report
 from ddtree.config import DecodeConfig, SamplingConfig
 from ddtree.engine import Engine
 from ddtree.prompts import load_prompts
-from ddtree.study_experts import routing_summary, summarise_routing
+from ddtree.study_experts import summarise_routing
+from ddtree.study_experts_table import routing_summary
 from ddtree.study_routing import routing_document
 
 

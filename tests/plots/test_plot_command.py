@@ -86,6 +86,16 @@ WRONG = {
         "with a layer and temperature as asked for",
     ),
     "no rows of routing": (("experts", "compare.json"), "expected rows of study routing"),
+    "two models of one router": (
+        ("experts", "routing_summary.json", "other_model.json"),
+        "several models of one kind",
+    ),
+    "a model's rows and another's summary": (
+        ("experts", "routing.jsonl", "other_model.json"),
+        "several models",
+    ),
+    "one sweep twice": (("experts", "routing.jsonl", "routing.jsonl"), "one sweep of one model"),
+    "no experts": (("experts", "no_experts.jsonl"), "not in the form that plot experts reads"),
     "cut rows": (("experts", "cut_rows.jsonl"), "neither a trace nor a JSON document"),
     "no such round": (("tree", "trace.jsonl", "--round", 999), "no such round"),
     "no such budget": (("calibration", "trace.jsonl", "--budget", 5), "no run of method tree"),
@@ -108,7 +118,13 @@ def folder(recorded, tmp_path, monkeypatch):
     first = next(
         i for i, record in enumerate(parsed) if record["type"] == "run" and record["method"] == "tree"
     )
+    rows = [json.loads(line) for line in (recorded / "routing.jsonl").read_text().splitlines()]
+    other = json.loads((recorded / "routing_summary.json").read_text()) | {
+        "model_sha256": {"target": "other"}
+    }
     files = {
+        "other_model.json": json.dumps(other),
+        "no_experts.jsonl": "\n".join(json.dumps(row | {"experts": 0}) for row in rows),
         "text.json": "not JSON",
         "number.json": "3",
         "plain.jsonl": "\n".join(plain),

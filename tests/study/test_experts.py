@@ -6,16 +6,12 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from study.routed import CHOSEN, EXPERTS, routed
+from support import assert_one_line
 
 from ddtree.errors import UsageError
 from ddtree.study_analytic import expected_experts
-from ddtree.study_experts import (
-    effective_curve,
-    effective_rows,
-    read_summary,
-    routing_summary,
-    summarise_routing,
-)
+from ddtree.study_experts import effective_curve, effective_rows, summarise_routing
+from ddtree.study_experts_table import read_summary, routing_summary
 from ddtree.study_overlap import RELATIONS
 
 
@@ -97,7 +93,11 @@ def test_what_pairs_share_weighs_pairs_and_draws_prompts():
     assert first.shared["siblings"] == (1 + 3 * 2) / 4 and first.shared_interval["siblings"] == (1, 2)
     assert second.shared["siblings"] == (2 + 3 * 4) / 4 and second.shared_interval["siblings"] == (2, 4)
     assert both.shared["siblings"] == (1.5 + 3 * 3) / 4 and both.shared_interval["siblings"] == (1.5, 3)
-    assert both.shared_interval["cousins"] == (3, 3), "draws without a pair say nothing"
+    assert both.shared["cousins"] == 3 and both.shared_interval["cousins"] is None, "one prompt says nothing"
+    third = [row | {"prompt": "third", "shared_cousins": 5.0} for row in rows[2:]]
+    assert summarise_routing(rows + third)[-1].shared_interval["cousins"] == (3, 5), (
+        "nor do draws without a pair"
+    )
 
 
 def test_cut_rounds_count_for_nothing_but_means():
@@ -154,9 +154,71 @@ def test_a_summary_is_read_back_and_carried_over():
     before = read_summary(document | {"schema": 2, "sharing": older})
     assert before == [replace(each, shared_interval=dict.fromkeys(RELATIONS)) for each in read]
     other = {"columns": ["rows"], "data": []}
-    for wrong in ({}, document | {"kind": "x"}, document | {"schema": 2}, document | {"sharing": other}):
+    for wrong in ({}, [], document | {"kind": "x"}, document | {"schema": 1}, document | {"schema": [3]}):
         with pytest.raises(UsageError, match="expected a document of kind"):
             read_summary(wrong)
+    tables = ({"columns": columns}, {"data": data}, {"columns": columns, "data": {}}, older, other, None)
+    for wrong in tables:
+        with pytest.raises(UsageError, match="expected a table `sharing` with the columns of schema 3"):
+            read_summary(document | {"sharing": wrong})
+
+
+DAMAGED = {
+    "a count below zero": {"rounds": -1},
+    "a count as a float": {"rows": 9.0},
+    "every expert chosen": {"experts_per_token": EXPERTS},
+    "no expert": {"experts": 0},
+    "no number": {"touched": float("nan")},
+    "a word": {"touched_high": "many"},
+    "too large": {"independent": 10**400},
+    "a truth": {"effective": True},
+    "half an interval": {"shared_siblings_low": None},
+    "the other half": {"shared_siblings_high": None},
+    "ends changed over": {"shared_siblings_low": 0.4, "shared_siblings_high": 0.3},
+    "an interval of nothing": {"shared_siblings": None},
+    "no shape": {"shape": 1},
+    "a layer in words": {"layer": "all"},
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGED)
+def test_a_damaged_row_is_refused_in_one_line(fault):
+    rng = np.random.default_rng(3)
+    rows = routed(lambda: rng.choice(EXPERTS, CHOSEN, replace=False), prompts=4)
+    document = routing_summary(summarise_routing(rows), {})
+    columns, data = document["sharing"]["columns"], document["sharing"]["data"]
+    whole = dict(zip(columns, data[0], strict=True))
+    sharing = read_summary(document)[0]
+    ends = whole["shared_siblings_low"], whole["shared_siblings_high"]
+    assert ends == sharing.shared_interval["siblings"] and ends[0] < sharing.shared["siblings"] < ends[1]
+    data[0] = list((whole | DAMAGED[fault]).values())
+    with pytest.raises(UsageError, match="a row that no summary holds") as caught:
+        read_summary(document)
+    assert_one_line(caught.value)
+
+
+def test_rows_of_another_length_are_refused():
+    document = routing_summary(summarise_routing(routed(lambda: [0, 1, 2], prompts=2)), {})
+    columns, (row, *rest) = document["sharing"]["columns"], document["sharing"]["data"]
+    short = len(columns) - 2 * len(RELATIONS)
+    for wrong in (row[:short], row[:-1], [*row, None], [], {}, 7, None, "x" * len(row)):
+        with pytest.raises(UsageError, match="a row that no summary holds"):
+            read_summary(document | {"sharing": {"columns": columns, "data": [wrong, *rest]}})
+    with pytest.raises(UsageError, match="a row that no summary holds"):
+        read_summary(document | {"schema": 2, "sharing": {"columns": columns[:short], "data": [row]}})
+
+
+def test_rows_of_two_sweeps_are_not_one():
+    rows = routed(lambda: [0, 1, 2], prompts=2)
+    for wrong in (
+        rows + rows[:1],
+        rows[:-1],
+        rows[:-1] + [rows[-1] | {"experts": EXPERTS + 1}],
+        rows[:-1] + [rows[-1] | {"target_sha256": "other"}],
+    ):
+        with pytest.raises(UsageError, match="one sweep of one model") as caught:
+            summarise_routing(wrong)
+        assert_one_line(caught.value)
     with pytest.raises(UsageError, match="found none"):
         summarise_routing([])
 

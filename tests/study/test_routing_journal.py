@@ -130,7 +130,7 @@ def test_rows_of_another_sweep_are_not_mixed_in(engine, tmp_path, whole, recorde
     broken = [{"rounds_full": "5"}, {"load": 3}, {"layer": None}, {"temperature": []}, {"shape": 1}]
     broken += [{"experts": None}, {"experts_per_token": 16}, {"pairs_siblings": -1}, {"touched_full": "x"}]
     broken += [{"load": row["load"][1:]}, {"load": [*row["load"][1:], "1"]}, {"touched": float("inf")}]
-    broken += [{"shared_siblings": 10**400}]
+    broken += [{"shared_siblings": 10**400}, {"touched_full": None}, {"pairs_parent_child": 0}]
     spoilt = [json.dumps(row | change).encode() + b"\n" for change in broken]
     lacking = {name: value for name, value in row.items() if name != "touched_full"}
     for text in (b"notes\n", b"[1]\n", *spoilt, json.dumps(lacking).encode()):

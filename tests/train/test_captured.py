@@ -100,7 +100,9 @@ def test_a_gpu_without_a_compiler_is_refused(torch, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("default")  # PyTorch's compiler warns of its own parts
+@pytest.mark.filterwarnings(  # of PyTorch's compiler about its own parts
+    "default:The .grad attribute of a Tensor", "default:.torch.jit.script_method. is deprecated"
+)
 @pytest.mark.parametrize("stage", ["target", "drafter", "branch"])
 def test_replayed_steps_are_the_eager_ones(torch, text, short, trained_folder, tmp_path, monkeypatch, stage):
     from ddtree.train import captured, stages
