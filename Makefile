@@ -97,6 +97,7 @@ figures: demo
 	$(PY) -m ddtree plot budgets data/results/h200/decode.json --output docs/acceptance.png
 	$(PY) -m ddtree plot roofline data/results/h200/kernels.json --output docs/roofline.png
 	$(PY) -m ddtree plot experts data/results/routing_small.json data/results/routing_wide.json --temperature 0 --output docs/experts.png
+	$(PY) -m ddtree plot training data/results/train_small.json data/results/train_wide.json data/results/train_py12m.json --output docs/training.png
 
 # .installed-core is the package alone, .installed-test-gpu the package with the extras test and gpu.
 requirement = .$(if $(filter core,$*),,[$(subst -,$(comma),$*)])

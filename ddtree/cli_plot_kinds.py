@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,17 @@ def _experts(inputs: Inputs) -> Figure:
     return plots.experts_figure(kept, inputs.options["title"])
 
 
+def _training(inputs: Inputs) -> Figure:
+    """Logs of records of training, by the files' names; a record's second run, `again`, is a run of its own."""
+    runs = {}
+    for path, document in zip(inputs.paths, inputs.documents, strict=True):
+        name = Path(path).stem.removeprefix("train_")
+        for which, each in ((name, document), (f"{name}, again", document.get("again", {}))):
+            if each.get("logs"):
+                runs[which] = each["logs"]
+    return plots.training_figure(runs, inputs.options["title"])
+
+
 def _roofline(inputs: Inputs) -> Figure:
     return plots.roofline_figure(inputs.document("ddtree kernel bench")[0], inputs.options["title"])
 
@@ -262,6 +274,7 @@ KINDS = {
     "routing": Kind("a routing document (study routing --gates)", _routing),
     "load": Kind("a routing document (study routing --gates)", _load),
     "experts": Kind("rows of study routing --out, or its --json", _experts),
+    "training": Kind("records of training with their logs (data/results/train_*.json)", _training),
     "roofline": Kind("a document of bench kernels --json", _roofline),
     "calibration": Kind(TRACE, _calibration),
     "siblings": Kind(TABLES, _siblings),

@@ -10,6 +10,7 @@ from ddtree.plots_routing import load_bars, routing_map
 from ddtree.plots_shapes import shape_curves
 from ddtree.plots_style import CONVENTION
 from ddtree.plots_text import text_pieces, text_rounds_html
+from ddtree.plots_training import training_figure
 from ddtree.plots_tree import ACCEPTED, BONUS, DRAFTED, token_label, tree_figure
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "text_pieces",
     "text_rounds_html",
     "token_label",
+    "training_figure",
     "tree_figure",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from ddtree.errors import UsageError
 from ddtree.train.branch import BranchHead, pair_loss
 from ddtree.train.branch_rows import Arrays
-from ddtree.train.loop import Clock, Run
+from ddtree.train.loop import BETAS, Clock, Run
 from ddtree.train.presets import Preset
 from ddtree.train.target import Target
 
@@ -64,7 +64,7 @@ def fit_branch(
 
     settings = made_of | {"seed": seed, "run": preset.settings()["branch"], "branch_rank": preset.branch_rank}
     steps = max(1, round(run.epochs * draws.per_epoch))
-    optimizer = torch.optim.AdamW(branch.parameters(), lr=run.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(branch.parameters(), lr=run.lr, betas=BETAS, weight_decay=0.0)
     fit = Run(
         "branch",
         folder,

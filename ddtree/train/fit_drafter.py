@@ -13,7 +13,7 @@ from ddtree.config import DrafterConfig
 from ddtree.train.device import autocast, compiled
 from ddtree.train.drafter import Drafter
 from ddtree.train.drafter_batches import Batch, Batches, Teacher
-from ddtree.train.loop import Clock, Run
+from ddtree.train.loop import BETAS, Clock, Run
 from ddtree.train.muon import Muon
 from ddtree.train.presets import Preset
 from ddtree.train.target import Target
@@ -54,7 +54,7 @@ def fit_drafter(
     vectors = [p for p in drafter.parameters() if p.ndim != 2]
     optimizers: dict[str, torch.optim.Optimizer] = {
         "muon": Muon(matrices, run.lr, run.weight_decay),
-        "norms": torch.optim.AdamW(vectors, lr=run.lr, betas=(0.9, 0.95), weight_decay=0.0),
+        "norms": torch.optim.AdamW(vectors, lr=run.lr, betas=BETAS, weight_decay=0.0),
     }
     settings = made_of | {
         "seed": seed,

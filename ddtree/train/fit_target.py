@@ -14,7 +14,7 @@ from ddtree.config import ModelConfig
 from ddtree.errors import UsageError
 from ddtree.train.corpus import Corpus
 from ddtree.train.device import autocast
-from ddtree.train.loop import Clock, Run
+from ddtree.train.loop import BETAS, Clock, Run
 from ddtree.train.presets import Preset, TargetRun
 from ddtree.train.target import Target
 
@@ -94,13 +94,13 @@ def fit_target(
 
 
 def adamw(module: torch.nn.Module, lr: float, decay: float) -> torch.optim.AdamW:
-    """AdamW with betas 0.9 and 0.95; vectors are not decayed."""
+    """AdamW; vectors are not decayed."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > NO_DECAY], "weight_decay": decay},
         {"params": [p for p in parameters if p.ndim <= NO_DECAY], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
+    return torch.optim.AdamW(groups, lr=lr, betas=BETAS)
 
 
 @torch.no_grad()

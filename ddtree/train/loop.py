@@ -26,6 +26,7 @@ from ddtree.train.captured import Captured
 LOG_EVERY = 20  # steps; reading a loss waits for the device
 CHECKPOINT_EVERY = 60.0  # seconds
 CLIP = 1.0  # of the gradient's norm
+BETAS = (0.9, 0.95)  # of every AdamW
 
 
 class Clock:

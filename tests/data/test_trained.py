@@ -43,7 +43,7 @@ def test_the_head_is_of_that_drafter_and_text():
     assert BRANCH["made_of"]["drafter"] == RECORD["sha256"]["drafter.kdtr, trained here"]
     assert DRAFTER["made_of"]["target"] == BRANCH["made_of"]["target"] == RECORD["sha256"]["target.kdtr"]
     assert DRAFTER["made_of"]["corpus"] == BRANCH["made_of"]["corpus"] == RECORD["corpus"]["sha256"]
-    assert RECORD["log_drafter"][-1]["step"] == DRAFTER["drafter"]["steps"]
+    assert RECORD["logs"]["drafter"][-1]["step"] == DRAFTER["drafter"]["steps"]
 
 
 def of_drafter(which, budget, prompts="shipped prompts"):
