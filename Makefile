@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test notebooks lab test-browser test-gpu sanitize record record-resources figures clean
+.PHONY: help demo test notebooks lab test-browser test-train test-gpu sanitize record record-resources figures clean
 
 # One BLAS thread a process: pytest runs $(JOBS) of them. Exit code 5 is pytest's word for no tests selected.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1
@@ -22,12 +22,13 @@ help:
 	@echo "make notebooks  run notebooks/*.ipynb from fresh kernels and write them back with their outputs"
 	@echo "make lab        JupyterLab on notebooks/"
 	@echo "make test-browser   JupyterLab in headless Chromium: a notebook's slider moves its figure (chromium, chromedriver)"
+	@echo "make test-train  training's tests, on a CPU, with PyTorch (another VENV is best)"
 	@echo "make test-gpu   the tests that need an NVIDIA GPU, and what they need installed"
 	@echo "make sanitize   every kernel under compute-sanitizer's memcheck and racecheck (NVIDIA GPU, CUDA toolkit)"
 	@echo "make record     benches of kernels, decodes, layers and drafts into data/results/h200 (NVIDIA H200; a quarter of an hour)"
 	@echo "make record-resources   registers and spills of every kernel into data/results/kernels_resources.json"
 	@echo "make figures    the README's figures into docs/, from the demo and the recorded results"
-	@echo "make clean      remove $(VENV), out/ and caches"
+	@echo "make clean      remove $(VENV), .venv-train, out/ and caches"
 	@echo
 	@echo "PYTHON=python3.12  the interpreter to use     EXTRAS=test,ptx,notebooks  what \`make test\` installs"
 	@echo "VENV=DIR           where to install           PYTEST_ARGS=...  handed to pytest     JOBS=$(JOBS)  its processes"
@@ -55,6 +56,9 @@ lab: $(call stamp,notebooks)
 
 test-browser: $(call stamp,test-browser)
 	$(PY) -m pytest -m browser tests/browser $(PYTEST_ARGS)
+
+test-train: $(call stamp,test-train)
+	$(ONE_THREAD) $(PY) -m pytest -n $(JOBS) tests/train $(PYTEST_ARGS)
 
 test-gpu: $(call stamp,test-gpu)
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
@@ -118,5 +122,5 @@ $(VENV)/.created:
 	@touch $@
 
 clean:
-	rm -rf "$(VENV)" out build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf "$(VENV)" .venv-train out build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find ddtree kernels_numba tests notebooks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

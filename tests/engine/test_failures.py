@@ -213,7 +213,13 @@ def test_ctrl_c_on_the_command_line_is_one_line_and_130():
         "--method",
         "ar",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A background job ignores the signal, and so would its child.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stdout.readline()  # it streams: decoding has begun
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
