@@ -33,6 +33,7 @@ def recorded(tmp_path_factory):
         },
         "layers": layer_document(),
         "kernels": kernel_document(),
+        "train_mine": {"logs": {"target": [{"step": step, "loss": 9.0 / step} for step in (1, 2, 3)]}},
         "routing": routing_document({1: gates(seed=1), 4: gates(seed=4)}),
     }
     for name, document in documents.items():

@@ -34,6 +34,7 @@ WORKS = [
     ("experts", "routing.jsonl", ()),
     ("experts", "row.jsonl", ("--layer", 3)),
     ("experts", "routing_summary.json", ("--layer", 4, "--temperature", 0)),
+    ("training", "train_mine.json", ()),
     ("roofline", "kernels.json", ()),
     ("calibration", "trace.jsonl", ()),
     ("siblings", "trace.jsonl", ("--method", "chain")),
