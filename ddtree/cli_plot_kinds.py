@@ -168,8 +168,10 @@ def _experts(inputs: Inputs) -> Figure:
     asked, temperature = inputs.options["layers"] or (None,), inputs.options["temperature"]
     kept = [s for s in sharing if s.layer in asked and temperature in (None, s.temperature)]
     if not kept:
+        there = ", ".join(f"{t:g}" for t in sorted({s.temperature for s in sharing}))
         raise UsageError(
             "expected rows of study routing, or its --json, with a layer and temperature as asked for"
+            + (f"; temperatures there: {there}" if there else "")
         )
     return plots.experts_figure(kept, inputs.options["title"])
 

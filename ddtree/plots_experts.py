@@ -64,7 +64,12 @@ def experts_figure(sharing: Sequence[Sharing], title: str = "") -> Figure:
     effective.plot(rows, rows, color=BLACK, ls="--", lw=1.4)
     for index, (router, shape, temperature, layer) in enumerate(series):
         mine = _ascending(sharing, series[index])
-        style = {"color": SERIES[index % 7], "marker": MARKERS[index % 7], "ls": LINES[index % 4], "ms": 4.5}
+        style = {
+            "color": SERIES[index % 7],
+            "marker": MARKERS[(index + index // 7) % 7],
+            "ls": LINES[index % 4],
+            "ms": 4.5,
+        }
         name = f"{shape}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"
         name += "" if layer is None else f", layer {layer}"
         style["label"] = name + (f", {router[1]} of {router[0]} experts" if len(routers) > 1 else "")

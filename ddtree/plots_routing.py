@@ -59,7 +59,11 @@ def routing_map(
     for axes in panels[len(kept) :]:
         axes.set_visible(False)
     for axes in panels[max(0, len(kept) - columns) : len(kept)]:
-        axes.set_xlabel("row of the forward (0 is the root)")
+        axes.set_xlabel(
+            "token of each row of the forward, the root first"
+            if labelled
+            else "row of the forward (0 is the root)"
+        )
         axes.tick_params(labelbottom=True)
         if labelled:
             look = {"rotation": 90, "fontsize": 6.5, "family": "monospace", "parse_math": False}

@@ -63,6 +63,12 @@ def test_two_models_of_one_kind_of_router_are_not_one_line(mine):
         plots.experts_figure([*mine, *other])
 
 
+def test_eight_series_differ_in_more_than_their_dashes(mine):
+    eight = [replace(each, temperature=t) for t in (0.0, 0.2, 0.4, 0.6) for each in mine]
+    seen = [(line.get_color(), line.get_marker()) for line in plots.experts_figure(eight).axes[1].lines[1:]]
+    assert len(seen) == len(set(seen)) == 8
+
+
 def test_routers_have_panels_of_their_own(mine):
     """The same trees, and as a router of 128 experts, 8 a row, would have them."""
     wide = [

@@ -86,6 +86,10 @@ WRONG = {
         ("experts", "routing.jsonl", "--layer", 9),
         "with a layer and temperature as asked for",
     ),
+    "no such temperature": (
+        ("experts", "routing_summary.json", "--temperature", 0.3),
+        "as asked for; temperatures there: 0",
+    ),
     "no rows of routing": (("experts", "compare.json"), "expected rows of study routing"),
     "two models of one router": (
         ("experts", "routing_summary.json", "other_model.json"),
