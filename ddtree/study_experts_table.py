@@ -9,6 +9,7 @@ from typing import Any
 from ddtree.errors import UsageError
 from ddtree.study_experts import Sharing
 from ddtree.study_overlap import RELATIONS
+from ddtree.study_routing_rows import is_count
 
 KIND = "ddtree routing summary"
 # Of a document's table: the fields of a Sharing, `shared` by RELATIONS, then each one's interval
@@ -69,8 +70,8 @@ def _is_sharing(row: Mapping[str, Any]) -> bool:
     ends = [(row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in SHARED if f"{name}_low" in row]
     return (
         type(row["shape"]) is str
-        and (row["layer"] is None or _is_count(row["layer"]))
-        and all(map(_is_count, counts))
+        and (row["layer"] is None or is_count(row["layer"]))
+        and all(map(is_count, counts))
         and 0 < row["experts_per_token"] < row["experts"]
         and all(map(_is_number, known))
         and all(value is None or _is_number(value) for value in some)
@@ -80,10 +81,6 @@ def _is_sharing(row: Mapping[str, Any]) -> bool:
             for value, low, high in ends
         )
     )
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
 
 
 def _is_number(value: Any) -> bool:

@@ -17,8 +17,7 @@ COUNTS = (
     *("rounds", "rounds_full", "rounds_full_outside_loops", "experts", "experts_per_token"),
     *(f"pairs_{name}" for name in RELATIONS),
 )
-MEANS = (*("touched_full", "touched_full_outside_loops"), *(f"shared_{name}" for name in RELATIONS))
-COUNTED = {
+MEANS = {
     **{f"touched_{name}": f"rounds_{name}" for name in ("full", "full_outside_loops")},
     **{f"shared_{name}": f"pairs_{name}" for name in RELATIONS},
 }  # a mean, and of how many
@@ -43,18 +42,19 @@ def row_in(line: bytes) -> dict[str, Any] | None:
     whole = (
         isinstance(row, dict)
         and all(type(row.get(name)) in ((int, float) if name in NUMBERS else (str,)) for name in KEY)
-        and all(_is_count(row.get(name)) for name in COUNTS)
+        and all(is_count(row.get(name)) for name in COUNTS)
         and 0 < row["experts_per_token"] < row["experts"]
         and all(name in row and type(row[name]) in (float, type(None)) for name in MEANS)
-        and all((row[mean] is None) == (row[count] == 0) for mean, count in COUNTED.items())
+        and all((row[mean] is None) == (row[count] == 0) for mean, count in MEANS.items())
         and isinstance(row.get("load"), list)
         and len(row["load"]) == row["experts"]
-        and all(map(_is_count, row["load"]))
+        and all(map(is_count, row["load"]))
     )
     return row if whole else None
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether it is a whole number from 0 on that a float holds exactly; a truth value is none."""
     return type(value) is int and 0 <= value < 2**53
 
 
