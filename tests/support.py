@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from fixtures.seeded import checkpoint_dir
 
 from ddtree.batch import ForwardBatch, chain_batch
@@ -27,6 +28,12 @@ FIXTURES = Path(__file__).resolve().parent / "fixtures"
 ODD_SIZES = (1, 3, 31, 32, 33, 63, 64, 65)
 EPS = {"f32": float(np.finfo(np.float32).eps), "f64": float(np.finfo(np.float64).eps)}
 DTYPES = {"f32": np.float32, "f64": np.float64}
+# Training on a GPU compiles steps, and PyTorch's compiler warns of its own parts.
+OF_THE_COMPILER = ("The .grad attribute of a Tensor", ".torch.jit.script_method. is deprecated")
+TRAINS_ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings(*(f"default:{words}" for words in OF_THE_COMPILER)),
+]
 
 
 # --- models -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ import torch
 from ddtree.errors import DeviceMemoryError, UsageError
 
 MOST_ON_CPU = 2**30  # bytes
+# cuBLAS's word for products that repeat bit for bit; PyTorch reads it once, at its first product
+WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 Function = TypeVar("Function", bound=Callable)
 
 
@@ -30,7 +32,36 @@ def open_device(name: str) -> torch.device:
         raise UsageError(
             "device: steps are compiled for a GPU with Triton, which finds no gcc or clang; install one"
         )
+    for name, value in WORKSPACES.items():
+        os.environ.setdefault(name, value)
+    try:
+        with repeatable():
+            torch.ones(1, 1, device="cuda").mm(torch.ones(1, 1, device="cuda"))
+    except RuntimeError as error:
+        settings = " ".join(f"{name}={value}" for name, value in WORKSPACES.items())
+        raise UsageError(
+            f"device: set {settings} before Python starts ({str(error).split('.')[0]})"
+        ) from None
     return torch.device("cuda")
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """PyTorch's deterministic algorithms: a GPU then adds in a fixed order, and a run repeats bit for bit."""
+    modes = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = (
+        False  # it costs time, and no step reads what it has not set
+    )
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(modes[0], warn_only=modes[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def autocast(device: torch.device) -> torch.autocast:

@@ -104,10 +104,14 @@ def losses(
     ids, probabilities = soft[0][rows, places - 1], soft[1][rows, places - 1]
     share = (soft_share + (1 - soft_share) * (batch.temperatures[rows, places] > 0)).unsqueeze(-1)
     wanted = torch.cat([1 - share, share * probabilities], dim=-1)
-    log_probs = logits.float().log_softmax(dim=-1).gather(-1, torch.cat([labels.unsqueeze(-1), ids], dim=-1))
+    # the head is frozen, so wanted logits are products with its rows: a gather's gradient would be a scatter
+    named = torch.cat([labels.unsqueeze(-1), ids], dim=-1)
+    mixed = (wanted.unsqueeze(-1) * functional.embedding(named, head)).sum(dim=-2)
+    normaliser = logits.float().logsumexp(dim=-1)
     total = weight.sum().clamp(min=SMALLEST)
-    loss = -(weight.unsqueeze(-1) * wanted * log_probs).sum() / total
-    hard = -(weight * log_probs[..., 0]).sum() / total
+    loss = (weight * (normaliser - (hidden * mixed).sum(dim=-1))).sum() / total
+    hard = normaliser - logits.detach().gather(-1, labels.unsqueeze(-1))[..., 0]
+    hard = (weight * hard).sum() / total
     right = (logits[:, :, 0].argmax(dim=-1) == labels[..., 0]) * weight[..., 0]
     parts = {
         "loss": loss,

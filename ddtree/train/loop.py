@@ -1,7 +1,7 @@
 """Steps of a run: learning rate, checkpoints that a killed run goes on from, the log, the bar, the clock.
 
 What a step draws depends on (seed, step) alone, so a checkpoint needs no generator's state, and a resumed run takes
-the steps that an uninterrupted one would have (on a GPU but for rounding).
+the steps that an uninterrupted one would have, to the same bits.
 """
 
 from __future__ import annotations

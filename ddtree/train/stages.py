@@ -27,7 +27,7 @@ from ddtree.train.bank import open_bank
 from ddtree.train.branch_rows import open_rows
 from ddtree.train.corpus import Corpus
 from ddtree.train.curves import draw_curves
-from ddtree.train.device import open_device
+from ddtree.train.device import open_device, repeatable
 from ddtree.train.drafter import Drafter
 from ddtree.train.evaluate import evaluate, held_out_prompts, lines
 from ddtree.train.export import export_branch, export_drafter, export_target, parameters
@@ -121,6 +121,7 @@ def _refuse_other(folder: Path, name: str) -> None:
         raise UsageError(f"{folder}: holds a {name}.kdtr that was not trained there; give another --out")
 
 
+@repeatable()
 def train_target(work: Work) -> bool:
     """target.kdtr; False when the clock stopped it before the last step."""
     _refuse_other(work.out, "target")
@@ -173,6 +174,7 @@ def open_drafter(file: KdtrFile, config: DrafterConfig, positions: int, device: 
     return model.to(device).eval().requires_grad_(False)
 
 
+@repeatable()
 def train_drafter(work: Work, target: Path | None = None) -> bool:
     """drafter.kdtr for `target`, or for the folder's own; False when the clock stopped it."""
     _refuse_other(work.out, "drafter")
@@ -209,6 +211,7 @@ def _prompts(work: Work, bundle: Bundle, corpus: Corpus, config: DrafterConfig) 
     }
 
 
+@repeatable()
 def train_branch(work: Work, target: Path | None = None, drafter: Path | None = None) -> bool:
     """drafter_branch.kdtr: a head for a drafter that stays as it is; False when the clock stopped it.
 

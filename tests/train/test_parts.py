@@ -166,6 +166,99 @@ def test_labels_and_weights_are_those_of_the_batch(torch):
     assert parts["top1_depth1"] == 1
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_loss_and_its_gradient_are_those_of_cross_entropy(torch, share):
+    from ddtree.train.drafter_batches import Batch
+    from ddtree.train.fit_drafter import losses
+
+    torch.manual_seed(4)
+    vocabulary, tokens = 50, torch.randint(0, 50, (2, 30))
+    anchors, ends = torch.tensor([[3, 9], [5, 14]]), torch.tensor([[16, 30], [7, 30]])
+    batch = Batch(tokens, anchors, torch.rand(2, 2) + 0.1, ends, torch.rand(2, 30).round())
+    ids = torch.stack([torch.randperm(vocabulary)[:8] for _ in range(60)]).view(2, 30, 8)
+    soft = ids, torch.rand(2, 30, 8).softmax(dim=-1)
+    hidden = torch.randn(2, 2, 15, 24, dtype=torch.float64, requires_grad=True)
+    head, decay = torch.randn(vocabulary, 24, dtype=torch.float64), torch.exp(-torch.arange(15) / 7.0)
+    loss, parts = losses(hidden, head, batch, soft, decay, share)
+    (gradient,) = torch.autograd.grad(loss, hidden)
+
+    log_probs, expected, hard, total = (hidden @ head.T).log_softmax(dim=-1), 0.0, 0.0, 0.0
+    for row, block in np.ndindex(2, 2):
+        anchor, end = int(anchors[row, block]), int(ends[row, block])
+        for place in range(anchor + 1, min(end, anchor + 16)):
+            at, label = log_probs[row, block, place - anchor - 1], int(tokens[row, place])
+            weight = float(batch.weight[row, block] * decay[place - anchor - 1])
+            of_target = share if batch.temperatures[row, place] == 0 else 1.0
+            mixture = (soft[1][row, place - 1] * at[ids[row, place - 1]]).sum()
+            expected = expected - weight * ((1 - of_target) * at[label] + of_target * mixture)
+            hard, total = hard - weight * at[label].item(), total + weight
+    (theirs,) = torch.autograd.grad(expected / total, hidden)
+    assert loss.item() == pytest.approx(expected.item() / total, rel=1e-6)
+    assert parts["hard"].item() == pytest.approx(hard / total, rel=1e-6)
+    assert torch.allclose(gradient, theirs, rtol=1e-5, atol=1e-8)
+
+
+def test_gates_and_their_gradient_are_those_of_the_chosen_scores(torch):
+    from ddtree.config import ModelConfig
+    from ddtree.train.target import Gate
+
+    torch.manual_seed(5)
+    gate = Gate(ModelConfig.from_hf(TINY.target_hf()))
+    gate.bias.copy_(torch.tensor([0.3, -0.3, 0.0, 0.1]))
+    x, wanted = torch.randn(40, 64), torch.randn(40, 4)
+    gate.counting = True
+    gates = gate(x)
+    scores = (x @ gate.weight.T).sigmoid()
+    best = (scores + gate.bias).topk(2, dim=1).indices
+    few = scores.gather(1, best)
+    plain = torch.zeros(40, 4).scatter(1, best, 2.5 * few / few.sum(dim=1, keepdim=True))
+    assert torch.allclose(gates, plain, atol=1e-6) and ((gates > 0) == (plain > 0)).all()
+    ours, theirs = (torch.autograd.grad((t * wanted).sum(), gate.weight)[0] for t in (gates, plain))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    assert gate.load.tolist() == torch.bincount(best.flatten(), minlength=4).tolist()
+
+
+def test_a_stage_takes_sums_in_a_fixed_order_and_leaves_the_process_as_it_was(torch, text, short, tmp_path):
+    from ddtree.train import stages
+    from ddtree.train.device import repeatable
+
+    def modes():
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        filled = torch.utils.deterministic.fill_uninitialized_memory
+        return torch.are_deterministic_algorithms_enabled(), warn_only, filled
+
+    seen, before = [], modes()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with repeatable():
+            assert modes() == (True, False, False)
+        assert modes() == (True, True, True)
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    for stage in stages.ALL:
+        work = stages.start(
+            str(text), str(tmp_path), short, 0, "cpu", None, lambda line: seen.append(modes())
+        )
+        assert stage(work)
+    assert seen and set(seen) == {(True, False, False)} and modes() == before
+
+
+def test_a_gpu_whose_products_cannot_repeat_is_refused_in_one_line(torch, monkeypatch):
+    from ddtree.train import device
+
+    def refuses(*size, **options):
+        raise RuntimeError("Deterministic behavior was enabled. But cuBLAS is not.\nMore lines")
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/gcc")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr("torch.ones", refuses)
+    with pytest.raises(UsageError, match="CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts") as caught:
+        device.open_device("cuda")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_full_gpu_is_one_line(torch):
     from ddtree.errors import DeviceMemoryError
     from ddtree.train.device import memory_errors

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from support import run, tokens_of, trained
+from support import TRAINS_ON_GPU, run, tokens_of, trained
 
 from ddtree.bundle import open_bundle
 from ddtree.config import DecodeConfig
@@ -71,17 +71,19 @@ class StopsAfter:
         return self.left <= 0
 
 
-@pytest.mark.parametrize("kills", [False, True])
-def test_a_stopped_run_goes_on_to_the_same_bits(torch, text, short, tmp_path, monkeypatch, kills):
+@pytest.mark.parametrize(
+    "device, kills", [("cpu", False), ("cpu", True), pytest.param("cuda", False, marks=TRAINS_ON_GPU)]
+)
+def test_a_stopped_run_goes_on_to_the_same_bits(torch, text, short, tmp_path, monkeypatch, device, kills):
     from ddtree.train import loop, stages
 
     monkeypatch.setattr(loop, "CHECKPOINT_EVERY", -1.0 if kills else 1e9)
     whole = tmp_path / "whole"
     dropout = dataclasses.replace(short, target=dataclasses.replace(short.target, dropout=0.1))
-    work = stages.start(str(text), str(whole), dropout, 3, "cpu", None, lambda line: None)
+    work = stages.start(str(text), str(whole), dropout, 3, device, None, lambda line: None)
     stages.train_target(work)
     stages.train_drafter(work)
-    parts = stages.start(str(text), str(tmp_path / "parts"), dropout, 3, "cpu", None, lambda line: None)
+    parts = stages.start(str(text), str(tmp_path / "parts"), dropout, 3, device, None, lambda line: None)
     for stage, name in ((stages.train_target, "target"), (stages.train_drafter, "drafter")):
         stopped = dataclasses.replace(parts, clock=StopsAfter(25, kills))
         if kills:
