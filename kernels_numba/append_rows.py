@@ -38,11 +38,11 @@ def append_rows(rows, context_len, cache, stream=0):
 
     context_len i32[1]. A row past the capacity is not written. Raises LaunchError.
     """
+    require(len(rows.shape) > 1, f"append_rows: rows: expected rows of elements, found shape {rows.shape}")
     count = rows.shape[0]
     check("append_rows: rows", rows, "float32", (count, *cache.shape[1:]))
     check("append_rows: cache", cache, ("float32", "uint16"), (None, *rows.shape[1:]))
     check("append_rows: context_len", context_len, "int32", (1,))
-    require(len(rows.shape) > 1, f"append_rows: rows: expected rows of elements, found shape {rows.shape}")
     if rows.size:
         width = rows.size // count
         kernel = make_append_rows(str(cache.dtype) == "uint16")

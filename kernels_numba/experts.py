@@ -18,7 +18,15 @@ from numba import cuda, float32, int32, int64, types
 from kernels_numba import experts_one
 from kernels_numba.checks import check, require
 from kernels_numba.experts_mma import MMA_ROWS, launch_down, launch_up, split_bits_of
-from kernels_numba.experts_plan import MAX_CHOSEN, gate_of, plan_kernel, plan_size, plan_threads, tile_of
+from kernels_numba.experts_plan import (
+    MAX_CHOSEN,
+    check_counts,
+    gate_of,
+    plan_kernel,
+    plan_size,
+    plan_threads,
+    tile_of,
+)
 from kernels_numba.primitives import SIMULATED, WARP, after_previous, device_function, exp
 from kernels_numba.primitives_dot import (
     RAGGED_ROWS,
@@ -188,16 +196,13 @@ def experts(x, gates, w_gate, w_up, w_down, hidden, out, pair_out, plan, num_cho
     check("experts: w_gate", w_gate, ("float32", "uint16"), (None, None, size))
     num_experts, width, dtype = w_gate.shape[0], w_gate.shape[1], str(w_gate.dtype)
     routed = gates.shape[0]
-    require(routed <= num_experts, f"experts: gates: expected at most {num_experts} experts, found {routed}")
+    check_counts("experts", routed, num_experts, num_chosen, width)
     check("experts: w_up", w_up, dtype, (num_experts, width, size))
     check("experts: w_down", w_down, dtype, (num_experts, size, width))
     check("experts: hidden", hidden, "float32", (None, width))
     check("experts: out", out, "float32", (num_rows, size))
     check("experts: pair_out", pair_out, "float32", (None, size))
     check("experts: plan", plan, "int32", (None,))
-    require(
-        1 <= num_chosen <= MAX_CHOSEN, f"experts: num_chosen: expected 1 to {MAX_CHOSEN}, found {num_chosen}"
-    )
     capacity = num_rows * num_chosen
     for name, array, least in (
         ("hidden", hidden, capacity),

@@ -14,7 +14,7 @@ from numba import cuda, float32, int32, int64, types, uint32
 
 from kernels_numba.checks import check, require
 from kernels_numba.experts import COMBINE_BLOCKS, COMBINE_THREADS, combine_kernel, tile_rows_of
-from kernels_numba.experts_plan import MAX_CHOSEN, gate_of, plan_kernel, plan_size, plan_threads, tile_of
+from kernels_numba.experts_plan import check_counts, gate_of, plan_kernel, plan_size, plan_threads, tile_of
 from kernels_numba.primitives import after_previous, exp
 from kernels_numba.primitives_mma import ALIGN, EXCHANGE
 from kernels_numba.primitives_quantised_tile import COLUMNS, cut_of, make_quantised_tile
@@ -137,15 +137,11 @@ def check_experts(what, arrays, num_experts, num_chosen, multiple):
     check(f"{what}: x", x, "float32", (None, None))
     num_rows, size = x.shape
     check(f"{what}: gates", gates, "float32", (None, num_rows))
-    routed = gates.shape[0]
-    require(routed <= num_experts, f"{what}: gates: expected at most {num_experts} experts, found {routed}")
     check(f"{what}: hidden", hidden, "float32", (None, None))
+    check_counts(what, gates.shape[0], num_experts, num_chosen, hidden.shape[1])
     check(f"{what}: out", out, "float32", (num_rows, size))
     check(f"{what}: pair_out", pair_out, "float32", (None, size))
     check(f"{what}: plan", plan, "int32", (None,))
-    require(
-        1 <= num_chosen <= MAX_CHOSEN, f"{what}: num_chosen: expected 1 to {MAX_CHOSEN}, found {num_chosen}"
-    )
     for name, length in (("x", size), ("hidden", hidden.shape[1])):
         require(
             length % multiple == 0,

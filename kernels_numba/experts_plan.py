@@ -9,6 +9,7 @@ Where the gates are no more than the threads, a thread has one of each, and what
 
 from numba import cuda, float32, int32, types, uint32
 
+from kernels_numba.checks import require
 from kernels_numba.primitives import SIMULATED, WARP, after_previous, device_function
 from kernels_numba.primitives_lanes import count_below, lane_and_warp
 from kernels_numba.registry import KernelSpec
@@ -26,6 +27,19 @@ def plan_size(num_rows, num_experts, num_chosen):
     [M, num_chosen] a row's pairs in any order and [M] how many they are; [E + 1] an expert's first pair.
     """
     return 5 * num_rows * num_chosen + num_rows + num_experts + 1
+
+
+def check_counts(what, routed, num_experts, num_chosen, width):
+    """Raise LaunchError unless experts, of `width` activations each, are as many as the kernels take."""
+    require(num_experts, f"{what}: weights: expected an expert at least, found none")
+    require(width, f"{what}: hidden: expected an activation of an expert at least, found none")
+    require(routed <= num_experts, f"{what}: gates: expected at most {num_experts} experts, found {routed}")
+    least = max(1, num_experts - routed)
+    require(
+        least <= num_chosen <= MAX_CHOSEN,
+        f"{what}: num_chosen: expected {least} to {MAX_CHOSEN}, found {num_chosen}"
+        + f", with {num_experts - routed} shared experts" * (least > 1),
+    )
 
 
 @device_function

@@ -133,7 +133,8 @@ def linear_fp8(x, values, scales, out, scratch=None, stream=0):
     most = cut_of("fp8", 1).warps if shares > 1 or SIMULATED else ALONE.warps
     warps = most if shares > 1 else warps_of(tiles, 1, most)
     numbers = (np.int32(number) for number in sizes)
-    make_linear_fp8(shares)[(1, -(-tiles * shares // warps)), 32 * warps, stream](
+    row_tiles = -(-num_rows // ROWS)  # without K many rows come here too
+    make_linear_fp8(shares)[(row_tiles, -(-tiles * shares // warps)), 32 * warps, stream](
         x, values, scales, out, *numbers
     )
 

@@ -36,6 +36,7 @@ CHUNK = 128  # elements of K
 SCALED = 1024  # elements of K whose INT4 scales are fetched at a time: 64 bytes of a row
 SCALES_PITCH = 2 * 64 + 16  # bytes of a row of scales; rows do not meet in a bank
 ROW_BYTES = 64  # of a row of x in a group of 32 elements
+MINUS_ZERO = uint32(0x80000000)  # the bits of f32 -0
 
 
 @device_function
@@ -206,6 +207,12 @@ def fp8(tiles):
             start4(ring, uint32(place + uint32(4)), scales[1], starts[1], more, k < last)
 
     @device_function
+    def leave_out(ring, at):
+        """Scales of -0 for a chunk of zeros that has arrived: +0 x -0 leaves every sum as it is, a sum of -0 too."""
+        place = uint32(uint32(at + uint32(2048)) >> uint32(2))
+        ring[place], ring[place + uint32(1)] = MINUS_ZERO, MINUS_ZERO
+
+    @device_function
     def use(ring, at, area, k, rows, rows_at, pitch, sums, words):
         """Add the chunk at k, which is there, to the sums; the lane's words of x are at rows_at, a group `pitch` on."""
         left, right = cuda.local.array(8, uint32), cuda.local.array(4, uint32)
@@ -263,6 +270,7 @@ def fp8(tiles):
         scales_of=scales_of,
         start=start,
         start_scales=start_scales,
+        leave_out=leave_out,
         use=use,
         ends_of=ends_of,
         pack=pack,

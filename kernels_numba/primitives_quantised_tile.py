@@ -94,6 +94,7 @@ def make_quantised_tile(name, tiles, teams=1, cut=None):
     """
     form, cut = FORMATS[name](tiles), cut or cut_of(name, tiles)
     start_chunk, start_scales, slot, step = form.start, form.start_scales, form.slot, form.step
+    leave_out = form.leave_out if teams > 1 else None
     use, ends_of, pack, depth = _make_use(name, tiles), form.ends_of, form.pack, cut.depth
     around, window_bits = depth * slot + form.area, cut.window - (teams.bit_length() - 1)
     num_held, num_sums = 8 * BATCH, 4 * tiles
@@ -188,9 +189,11 @@ def make_quantised_tile(name, tiles, teams=1, cut=None):
                 fill(x, row_at, count, bits, int32(first + base), need, length, rows, to)
                 meet()  # the window is full
                 rows_at = mine
-            wait_groups()
-            sync_warp()  # the chunk is there, whoever of the warp copied it
             k = int32(first + base)
+            wait_groups()
+            if teams > 1 and lane == 0 and k >= last:  # K may end before a share does
+                leave_out(ring, at)
+            sync_warp()  # the chunk is there, whoever of the warp copied it
             use(used, ring, at, area, k, rows, rows_at, pitch, sums, words)
             sync_warp()  # and every lane has used it
             k = int32(k + depth * CHUNK)

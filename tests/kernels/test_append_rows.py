@@ -54,6 +54,8 @@ def test_wrong_arguments_launch_nothing():
         ((to_device(np.ones((2, 4), np.float32)), scalar(0), cache), "rows"),
         ((rows, scalar(0), poisoned((5, 3), np.int32)), "cache"),
         ((rows, to_device(np.zeros(1, np.int64)), cache), "context_len"),
+        ((to_device(np.ones((), np.float32)), scalar(0), cache), "rows"),
+        ((rows, scalar(0), poisoned(())), "rows"),
     ):
         with pytest.raises(LaunchError, match=match):
             append_rows(*bad)

@@ -10,6 +10,8 @@ from seeds import fresh_seed
 
 from kernels_numba import experts
 from kernels_numba.checks import LaunchError
+from kernels_numba.experts_fp8 import experts_fp8
+from kernels_numba.experts_int4 import experts_int4
 from kernels_numba.experts_mma import BLOCK_WARPS, block_warps
 
 
@@ -74,6 +76,7 @@ def arguments():
         (8, np.zeros(38, "f4"), "experts: plan: expected dtype int32"),
         (9, 33, "experts: num_chosen: expected 1 to 32, found 33"),
         (9, 0, "experts: num_chosen: expected 1 to 32, found 0"),
+        (1, np.zeros((1, 3), "f4"), "num_chosen: expected 3 to 32, found 2, with 3 shared experts"),
     ],
 )
 def test_arguments_that_do_not_fit(index, value, message):
@@ -81,6 +84,34 @@ def test_arguments_that_do_not_fit(index, value, message):
     given[index] = value
     with pytest.raises(LaunchError, match=message):
         experts.experts(*given)
+
+
+@pytest.mark.parametrize("name", ["experts", "experts_fp8", "experts_int4"])
+@pytest.mark.parametrize(
+    ("count", "routed", "width", "message"),
+    [
+        (4, 1, 32, "num_chosen: expected 3 to 32, found 2, with 3 shared experts"),
+        (0, 0, 32, "weights: expected an expert at least, found none"),
+        (4, 4, 0, "hidden: expected an activation of an expert at least, found none"),
+    ],
+)
+def test_experts_that_no_kernel_takes(name, count, routed, width, message):
+    """More shared experts than choices, none at all, or experts without activations, for weights of every kind."""
+    shapes = (count, width, 32), (count, width, 32), (count, 32, width)
+    weights = {
+        "experts": [np.zeros(shape, "f4") for shape in shapes],
+        "experts_fp8": [
+            (np.zeros((e, n, k), "u1"), np.zeros((e, -(-n // 128), -(-k // 128)), "f4")) for e, n, k in shapes
+        ],
+        "experts_int4": [
+            (np.zeros((e, n, k // 8), "i4"), np.zeros((e, n, k // 32), "u2")) for e, n, k in shapes
+        ],
+    }[name]
+    launcher = {"experts": experts.experts, "experts_fp8": experts_fp8, "experts_int4": experts_int4}[name]
+    x, gates, plan = np.zeros((3, 32), "f4"), np.zeros((routed, 3), "f4"), np.zeros(99, "i4")
+    scratch = [np.zeros(shape, "f4") for shape in ((6, width), (3, 32), (6, 32))]
+    with pytest.raises(LaunchError, match=f"^{name}: {message}$"):
+        launcher(x, gates, *weights, *scratch, plan, 2)
 
 
 def check_too_many_choices(case, dtype, seed):

@@ -20,6 +20,7 @@ SMALL = [
     (9, 17, 32),
     (2, 5, 528),
     (3, 5, 528),
+    (20, 5, 0),
 ]  # rows, N, K; of 528 K is cut
 LARGE = [
     *((m, 5, 16) for m in (1, 9, 33)),
@@ -30,6 +31,7 @@ LARGE = [
     *((m, 129, 2064) for m in (1, 31, 257)),
     (1, 7168, 16384),
     (0, 16, 32),
+    (65, 300, 0),
 ]
 
 
@@ -133,6 +135,25 @@ def test_rows_keep_their_bits_small():
 def test_rows_keep_their_bits_large(n, k):
     """Weights whose K is cut, and is not."""
     check_rows_keep_their_bits(80, (1, 2, 3, 8, 9, 16, 17, 33, 64, 65), n, k, fresh_seed())
+
+
+def check_sign_of_zero(k):
+    """Sums of -2^-20 k times 1e-45 round to -0, in kernels of every kind: chunks that a share lacks add nothing."""
+    x = np.full((9, k), -(2.0**-20), np.float32)
+    weight = np.full((5, k), 0x38, np.uint8), np.full((1, -(-k // 128)), 1e-45, np.float32)
+    for count in (1, 2, 3, 9):
+        got = run(x[:count], weight, 5)
+        assert (got == 0).all() and np.signbit(got).all(), f"{count} rows, K {k}: -0 everywhere"
+
+
+@pytest.mark.simulator
+def test_the_sign_of_zero_small():
+    check_sign_of_zero(528)
+
+
+@pytest.mark.gpu
+def test_the_sign_of_zero_large():
+    check_sign_of_zero(1408)
 
 
 def test_cuts():
