@@ -103,15 +103,15 @@ def losses(
     labels = batch.tokens[rows, places]
     ids, probabilities = soft[0][rows, places - 1], soft[1][rows, places - 1]
     share = (soft_share + (1 - soft_share) * (batch.temperatures[rows, places] > 0)).unsqueeze(-1)
-    wanted = torch.cat([1 - share, share * probabilities], dim=-1)
-    # the head is frozen, so wanted logits are products with its rows: a gather's gradient would be a scatter
-    named = torch.cat([labels.unsqueeze(-1), ids], dim=-1)
-    mixed = (wanted.unsqueeze(-1) * functional.embedding(named, head)).sum(dim=-2)
-    normaliser = logits.float().logsumexp(dim=-1)
+    log_probs = logits.float().log_softmax(dim=-1)
+    # a mixture over the vocabulary, as the gradient of a gather is a scatter: slow where sums keep their order
+    vocabulary = torch.arange(logits.shape[-1], device=logits.device)
+    mixture = (1 - share) * (labels.unsqueeze(-1) == vocabulary)
+    for token, probability in zip(ids.unbind(-1), probabilities.unbind(-1), strict=True):
+        mixture = mixture + share * probability.unsqueeze(-1) * (token.unsqueeze(-1) == vocabulary)
     total = weight.sum().clamp(min=SMALLEST)
-    loss = (weight * (normaliser - (hidden * mixed).sum(dim=-1))).sum() / total
-    hard = normaliser - logits.detach().gather(-1, labels.unsqueeze(-1))[..., 0]
-    hard = (weight * hard).sum() / total
+    loss = -(weight * (mixture * log_probs).sum(dim=-1)).sum() / total
+    hard = -(weight * log_probs.detach().gather(-1, labels.unsqueeze(-1))[..., 0]).sum() / total
     right = (logits[:, :, 0].argmax(dim=-1) == labels[..., 0]) * weight[..., 0]
     parts = {
         "loss": loss,

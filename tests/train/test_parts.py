@@ -198,6 +198,32 @@ def test_the_loss_and_its_gradient_are_those_of_cross_entropy(torch, share):
     assert torch.allclose(gradient, theirs, rtol=1e-5, atol=1e-8)
 
 
+def test_what_a_sure_drafter_learns_is_no_rounding_of_bf16(torch):
+    """Both parts of a gradient must be of one rounding: where the label is all but certain they all but cancel."""
+    from ddtree.train.drafter_batches import Batch
+    from ddtree.train.fit_drafter import losses
+
+    torch.manual_seed(6)
+    tokens = torch.randint(0, 512, (4, 60))
+    head = 0.05 * torch.randn(512, 64)
+    anchors, ends = torch.randint(1, 40, (4, 8)), torch.full((4, 8), 60)
+    batch = Batch(tokens, anchors, torch.ones(4, 8), ends, torch.zeros(4, 60))
+    soft = torch.zeros(4, 60, 8, dtype=torch.int64), torch.full((4, 60, 8), 1 / 8)
+    labels = tokens[torch.arange(4).view(-1, 1, 1), anchors.unsqueeze(-1) + torch.arange(1, 16)]
+    hidden = 75 * head[labels] + 0.3 * torch.randn(4, 8, 15, 64)
+
+    def gradient(dtype):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            x = hidden.to(dtype).requires_grad_(True)
+            loss, parts = losses(x, head.to(dtype), batch, soft, torch.ones(15), 0.0)
+        return torch.autograd.grad(loss, x)[0].double(), parts["hard"].item()
+
+    exact, hard = gradient(torch.float64)
+    ours, _ = gradient(torch.float32)
+    assert 1e-3 < hard < 0.05
+    assert ((ours - exact).norm(dim=-1) / exact.norm(dim=-1)).median() < 0.1
+
+
 def test_gates_and_their_gradient_are_those_of_the_chosen_scores(torch):
     from ddtree.config import ModelConfig
     from ddtree.train.target import Gate
