@@ -45,6 +45,7 @@ from ddtree.errors import DdtreeError, UsageError
 from ddtree.generate import generate
 from ddtree.inspect import describe, verify
 from ddtree.inspect import format_table as format_arrays
+from ddtree.ops import is_launch_error
 from ddtree.prompts import load_prompts
 
 
@@ -249,6 +250,10 @@ def _exit_code(run: Callable[[], Any]) -> int:
     except click.ClickException as error:
         return _refuse(error.format_message().rstrip(".") + "; see --help")
     except (DdtreeError, OSError) as error:
+        return _refuse(str(error))
+    except ValueError as error:
+        if not is_launch_error(error):
+            raise
         return _refuse(str(error))
     except MemoryError:
         return _refuse("not enough memory; lower --budget, or use a smaller model")

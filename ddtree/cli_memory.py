@@ -32,7 +32,8 @@ def memory_of(path: str | None, check: bool, options: dict[str, Any]) -> MemoryR
     bundle = open_bundle(path or DEFAULT_MODEL, given.get("drafter"))
     longest = bundle.config.max_position_embeddings
     sizes = EngineSizes.checked(longest, given["budget"], given.get("context"), PREFILL_CHUNK)
-    PlanOps.check_sizes(bundle.config, bundle.drafter_config, given["budget"])
+    call = given["budget"], PREFILL_CHUNK, given["dtype"], given["gemm"]
+    PlanOps.check_sizes(bundle.config, bundle.drafter_config, *call)
     return plan_memory(bundle, sizes, given["dtype"], given["gemm"])
 
 

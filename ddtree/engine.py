@@ -52,7 +52,7 @@ class Engine:
         self.ops = ops = get_ops(backend, dtype, route, gemm)
         longest = self.config.max_position_embeddings
         sizes = EngineSizes.checked(longest, max_budget, max_context, prefill_chunk)
-        ops.check_sizes(self.config, bundle.drafter_config, max_budget)
+        ops.check_sizes(self.config, bundle.drafter_config, max_budget, prefill_chunk, dtype, gemm)
         self.max_context, self.max_budget = sizes.max_context, max_budget
         self.prefill_chunk = prefill_chunk
         self.runner = GraphRunner(ops, graphs and route == "device") if backend == "cuda" else None

@@ -92,7 +92,7 @@ def _source_ops(rank, rope, half, keys):
 def make_attention(rank, rope, half):
     """The kernel for latents of `rank` and ropes of `rope`, f32 or bf16 (`half`) caches."""
     width = rank + rope
-    key_warps = key_warps_for(width, width, half)
+    key_warps = key_warps_of(width, half)
     step = plan_of(width, width, half, key_warps).keys
     ops = _source_ops(rank, rope, half, step)
     begin, finish = make_attend(width, 0, rank, width, half, key_warps, ops)
@@ -124,6 +124,11 @@ def make_attention(rank, rope, half):
             )  # fmt: skip
 
     return attention_kernel
+
+
+def key_warps_of(width, half):
+    """The key_warps for R + P = `width`, f32 or bf16 (`half`) caches; 0 where sixteen keys do not fit."""
+    return key_warps_for(width, width, half)
 
 
 def attention_scratch(rows, heads, rank, capacity):
@@ -183,7 +188,7 @@ def _check_arguments(
     capacity, half = latent_cache.shape[0], str(latent_cache.dtype) == "uint16"
     width = rank + rope
     require(
-        key_warps_for(width, width, half) > 0,
+        key_warps_of(width, half) > 0,
         f"attention: R + P: expected sixteen keys to fit in shared memory, found {width}",
     )
     check("attention: rope_cache", rope_cache, str(latent_cache.dtype), (capacity, rope))
@@ -218,7 +223,7 @@ def _launch_portable(
         np.int32(heads),
         scratch,
     )
-    step = plan_of(width, width, half, key_warps_for(width, width, half)).keys
+    step = plan_of(width, width, half, key_warps_of(width, half)).keys
     combine_rows(scratch, lineage, depths, context_len, step, splits, out, stream)
 
 

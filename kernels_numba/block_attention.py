@@ -50,6 +50,12 @@ def _widths(dim):
     return dim, value_at, value_at + dim
 
 
+def key_warps_of(dim, half):
+    """The key_warps for heads of `dim`, f32 or bf16 (`half`) caches; 0 where sixteen keys and values do not fit."""
+    key_width, _, row_width = _widths(dim)
+    return key_warps_for(key_width, row_width, half)
+
+
 def _source_ops(dim, sharing, half, keys):
     """Device functions over (query, keys, values, block keys, block values, context_len, capacity, window, heads,
     key head, key heads, first row).
@@ -98,7 +104,7 @@ def _source_ops(dim, sharing, half, keys):
 def make_block_attention(dim, sharing, half):
     """The kernel for heads of `dim`, `sharing` of them a key head, f32 or bf16 (`half`) caches."""
     key_width, value_at, width = _widths(dim)
-    key_warps = key_warps_for(key_width, width, half)
+    key_warps = key_warps_of(dim, half)
     step = plan_of(key_width, width, half, key_warps).keys
     ops = _source_ops(dim, sharing, half, step)
     begin, finish = make_attend(key_width, value_at, dim, width, half, key_warps, ops)
@@ -185,7 +191,7 @@ def block_attention(
     check("block_attention: out", out, "float32", query.shape)
     check("block_attention: scratch", scratch, "float32", (None,))
     half, (key_width, _, row_width) = str(key_cache.dtype) == "uint16", _widths(dim)
-    key_warps = key_warps_for(key_width, row_width, half)
+    key_warps = key_warps_of(dim, half)
     require(
         key_warps > 0,
         f"block_attention: D: expected a key and a value to fit in shared memory sixteen times, found {dim}",

@@ -4,6 +4,7 @@ A backend offers memory (`empty`, `put`, `get`) and the operations of `ddtree.re
 signatures. The caller names the backend; nothing falls back in silence.
 """
 
+import sys
 from typing import Any
 
 from ddtree.errors import UsageError
@@ -32,6 +33,12 @@ def get_ops(
     return CudaOps(dtype, route, gemm)
 
 
+def is_launch_error(error: Exception) -> bool:
+    """Whether a kernel refused its arguments; loads no kernel to find out."""
+    checks = sys.modules.get("kernels_numba.checks")
+    return checks is not None and isinstance(error, checks.LaunchError)
+
+
 def find_backend() -> str:
     """What `auto` stands for: cuda where a GPU and the extra `gpu` are, numpy elsewhere."""
     try:
@@ -41,4 +48,4 @@ def find_backend() -> str:
     return "cuda"
 
 
-__all__ = ["BACKENDS", "NumpyOps", "find_backend", "get_ops"]
+__all__ = ["BACKENDS", "NumpyOps", "find_backend", "get_ops", "is_launch_error"]

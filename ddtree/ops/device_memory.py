@@ -139,43 +139,18 @@ class DeviceMemory:
         raise NotImplementedError
 
     @staticmethod
-    def check_sizes(config: ModelConfig, drafter: DrafterConfig | None, max_budget: int) -> None:
+    def check_sizes(
+        config: ModelConfig,
+        drafter: DrafterConfig | None,
+        max_budget: int,
+        prefill_chunk: int = 1,
+        dtype: str = "f32",
+        gemm: str = "invariant",
+    ) -> None:
         """Raise UsageError unless the kernels can run a model of these configs with trees of `max_budget` nodes."""
-        from kernels_numba import (
-            accept,
-            attention,
-            block_attention,
-            branch_scores,
-            experts,
-            gate,
-            sample,
-            topk,
-        )
-        from kernels_numba.primitives_tree import MAX_BUDGET, MAX_DEPTHS
+        from ddtree.ops.limits import check_sizes  # which loads the kernels
 
-        limits = [
-            ("max_budget", max_budget, min(MAX_BUDGET, accept.MAX_ROWS - 1, topk.MAX_K)),
-            ("vocab_size", config.vocab_size, min(topk.MAX_VOCAB, sample.MAX_VOCAB)),
-            ("n_routed_experts", config.n_routed_experts, gate.MAX_EXPERTS),
-            ("experts a row", config.experts_a_row, experts.MAX_CHOSEN),
-            ("horizon", drafter.horizon if drafter else 0, MAX_DEPTHS),
-        ]
-        if drafter and drafter.branch:
-            limits += [
-                ("the branch head's candidates", drafter.candidates, branch_scores.MAX_CANDIDATES),
-                ("the branch head's rank", drafter.branch.rank, branch_scores.MAX_RANK),
-            ]
-        for name, value, most in limits:
-            if value > most:
-                raise UsageError(f"{name}: the backend cuda takes at most {most}, found {value}")
-        widths = [
-            ("kv_lora_rank", config.kv_lora_rank, attention.MULTIPLE),
-            ("qk_rope_head_dim", config.qk_rope_head_dim, attention.MULTIPLE),
-            ("the drafter's head_dim", drafter.head_dim if drafter else 0, block_attention.MULTIPLE),
-        ]
-        for name, value, of in widths:
-            if value % of:
-                raise UsageError(f"{name}: the backend cuda takes multiples of {of}, found {value}")
+        check_sizes(config, drafter, max_budget, prefill_chunk, dtype, gemm)
 
     def reserve(
         self,

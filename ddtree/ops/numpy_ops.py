@@ -135,7 +135,7 @@ class NumpyOps:
         return np.array(array, np.int32, order="C")
 
     @staticmethod
-    def check_sizes(config: ModelConfig, drafter: object, max_budget: int) -> None:
+    def check_sizes(config: ModelConfig, drafter: object, *call: object) -> None:
         """Nothing is too large here; kernels have limits."""
 
     @staticmethod

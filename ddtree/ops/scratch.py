@@ -34,12 +34,10 @@ def largest_scratch(
             inputs = max(inputs, _drafter_input(config, drafter, max_rows))
         sizes["gemm input"] = inputs, np.uint16
     if gemm:
-        products = _target_products(config, max_rows)
+        products = target_products(config, max_rows)
         if drafter is not None:
-            products += _drafter_products(config, drafter, max_rows)
-        layers = [
-            (n, *shape) for n, heads, *shape in products if heads == 1 and shape[0] != config.vocab_size
-        ]
+            products += drafter_products(config, drafter, max_rows)
+        layers = [(n, *shape) for n, heads, *shape in products if heads == 1]
         quantised = max(linear_fp8.linear_fp8_scratch(*shape) for shape in layers) if fp8 else 0
         plain = max(linear.linear_scratch(*shape) for shape in products) if gemm == "invariant" else 0
         if count := max(plain, quantised):
@@ -93,7 +91,7 @@ def _drafter_input(config: ModelConfig, drafter: DrafterConfig, max_rows: int) -
     return max(features, d.block_size * width)
 
 
-def _target_products(config: ModelConfig, rows: int) -> list[tuple[int, int, int, int]]:
+def target_products(config: ModelConfig, rows: int) -> list[tuple[int, int, int, int]]:
     """(rows, heads, N, K) of each product of the target with a weight in the matmul format."""
     c, heads, hidden = config, config.num_attention_heads, config.hidden_size
     nope, value, rank = c.qk_nope_head_dim, c.v_head_dim, c.kv_lora_rank
@@ -106,7 +104,7 @@ def _target_products(config: ModelConfig, rows: int) -> list[tuple[int, int, int
     return found + [(rows, 1, *pair) for pair in pairs]
 
 
-def _drafter_products(
+def drafter_products(
     config: ModelConfig, drafter: DrafterConfig, max_rows: int
 ) -> list[tuple[int, int, int, int]]:
     """The same of the drafter: context features of all rows, and its block."""

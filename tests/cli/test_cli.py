@@ -285,3 +285,16 @@ def test_a_closed_output_is_one_line(command, monkeypatch):
     code, out, err = command("generate", "x")
     sys.stdout.close()
     assert (code, out, err) == (2, "", "ddtree: the output was closed before all was written\n")
+
+
+def test_what_a_kernel_refuses_is_one_line(command, monkeypatch):
+    """And any other ValueError is a fault of the program, which is not hidden."""
+    from kernels_numba.checks import LaunchError
+
+    for error in (LaunchError("linear: x: expected\nrows"), ValueError("a fault")):
+        monkeypatch.setattr(cli, "generate", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+        if isinstance(error, LaunchError):
+            assert command("generate", "x") == (2, "", "ddtree: linear: x: expected rows\n")
+        else:
+            with pytest.raises(ValueError, match="a fault"):
+                command("generate", "x")

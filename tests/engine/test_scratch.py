@@ -5,6 +5,7 @@ import json
 import pytest
 from checkpoint.makers import write_hf
 from checkpoint.quantisers import linear, quantised, with_config
+from engine.micro import TARGET
 from fixtures.seeded import checkpoint_dir
 from model.quantised_models import KINDS, quantised_tiny
 from safetensors import safe_open
@@ -14,8 +15,10 @@ from ddtree.bench_random import open_random
 from ddtree.bundle import open_bundle
 from ddtree.checkpoint import convert_to_kdtr
 from ddtree.checkpoint_formats import holds_fp8
+from ddtree.config import ModelConfig
 from ddtree.engine_memory import plan_memory
 from ddtree.engine_parts import EngineSizes
+from ddtree.ops.scratch import largest_scratch
 from kernels_numba.linear_fp8 import linear_fp8_scratch
 
 SIZES, SCRATCH = EngineSizes(64, 8192), "kernels' scratch"
@@ -66,3 +69,12 @@ def test_an_fp8_drafter_of_a_plain_target_has_its_scratch(tmp_path, gemm):
     wanted += [linear_fp8_scratch(c.block_size, c.intermediate_size, c.hidden_size)]
     wanted += [linear_fp8_scratch(c.block_size, c.hidden_size, c.intermediate_size)]
     assert plan_memory(bundle, SIZES, "bf16", gemm).areas[SCRATCH].get("linear", 0) >= 4 * max(wanted) > 0
+
+
+@pytest.mark.parametrize(("gemm", "rows", "count"), [("cublas", 9, 230_400), ("invariant", 3, 76_800)])
+def test_fp8_layers_as_wide_as_the_vocabulary_have_their_scratch(gemm, rows, count):
+    """The head may be fp8 as well as a layer whose N is the vocabulary's: neither is left out."""
+    sizes = {"hidden_size": 2048, "vocab_size": 6144, "intermediate_size": 6144}
+    config = ModelConfig.from_hf(TARGET | sizes)
+    assert linear_fp8_scratch(rows, 6144, 2048) == count
+    assert largest_scratch(config, None, rows, 64, gemm, fp8=True)["linear"][0] >= count
