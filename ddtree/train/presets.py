@@ -235,7 +235,7 @@ SMALL = Preset(
     bank=BankRun(tokens=30_000_000, plans=PLANS, batch=40_000),
     drafter=DrafterRun(steps=30_000, batch=128, anchors=32, lr=2e-3, warmup=200),
     branch=BranchRun(BankRun(3072 * 224, BRANCH_PLANS, 1024), anchors=32, epochs=4, batch=1024, warmup=50),
-    eval_prompts=64,
+    eval_prompts=256,
     eval_tokens=64,
 )
 # 128 x 12 is as wide as 16 x 96. Eight of 128 are fewer active parameters than four of 16; shared experts make up half.
