@@ -42,9 +42,8 @@ def _run(options: dict[str, Any], stage: Callable[[Any, Any], Any]) -> None:
         raise UsageError('train needs PyTorch: pip install -e ".[train]"')
     from ddtree.train import device, stages
 
-    work = stages.start(**options | {"preset": PRESETS[options["preset"]], "say": say})
     with device.memory_errors():
-        stage(stages, work)
+        stage(stages, stages.start(**options | {"preset": PRESETS[options["preset"]], "say": say}))
 
 
 @train_group.command("tokenizer")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+import torch._inductor.config as inductor
 
 from ddtree.errors import DeviceMemoryError, UsageError
 
@@ -19,7 +20,10 @@ Function = TypeVar("Function", bound=Callable)
 
 
 def open_device(name: str) -> torch.device:
-    """`cpu`, or `cuda` when PyTorch finds a GPU that does bf16; UsageError otherwise."""
+    """`cpu`, or `cuda` when PyTorch finds a GPU that does bf16; UsageError otherwise.
+
+    For a GPU it sets WORKSPACES in this process's environment, where they are not set.
+    """
     if name == "cpu":
         return torch.device("cpu")
     if name != "cuda":
@@ -38,6 +42,8 @@ def open_device(name: str) -> torch.device:
         with repeatable():
             torch.ones(1, 1, device="cuda").mm(torch.ones(1, 1, device="cuda"))
     except RuntimeError as error:
+        if not any(name in str(error) for name in WORKSPACES):
+            raise
         settings = " ".join(f"{name}={value}" for name, value in WORKSPACES.items())
         raise UsageError(
             f"device: set {settings} before Python starts ({str(error).split('.')[0]})"
@@ -53,6 +59,7 @@ def repeatable() -> Iterator[None]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
     filled = torch.utils.deterministic.fill_uninitialized_memory
+    compiler = getattr(inductor, "deterministic", None)  # some versions of PyTorch set it with the mode
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = (
         False  # it costs time, and no step reads what it has not set
@@ -62,6 +69,8 @@ def repeatable() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(modes[0], warn_only=modes[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled
+        if compiler is not None:
+            inductor.deterministic = compiler
 
 
 def autocast(device: torch.device) -> torch.autocast:

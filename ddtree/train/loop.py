@@ -1,7 +1,8 @@
 """Steps of a run: learning rate, checkpoints that a killed run goes on from, the log, the bar, the clock.
 
 What a step draws depends on (seed, step) alone, so a checkpoint needs no generator's state, and a resumed run takes
-the steps that an uninterrupted one would have, to the same bits.
+the steps that an uninterrupted one would have: to the same bits on the same kind of device with the same PyTorch, and
+with as much free memory, by which it is chosen how much goes through a model at once.
 """
 
 from __future__ import annotations

@@ -137,7 +137,10 @@ def test_rows_keep_their_bits_large(n, k):
 
 
 def check_sign_of_zero(k):
-    """Sums of -2^-20 k times 1e-45 round to -0, in kernels of every kind: chunks that a share lacks add nothing."""
+    """Sums of -2^-20 k times 1e-45 round to -0, in kernels of every kind: chunks that a share lacks add nothing.
+
+    Of a K with a share of no chunk at all that sum is +0, and so is the result, for any number of rows.
+    """
     x = np.full((9, k), -(2.0**-20), np.float32)
     weight = np.full((5, k), 0x38, np.uint8), np.full((1, -(-k // 128)), 1e-45, np.float32)
     for count in (1, 2, 3, 9):
