@@ -18,13 +18,40 @@ from ddtree.checkpoint_formats import check_numbers
 from ddtree.checkpoint_names import BIAS
 from ddtree.checkpoint_restore import convert_to_hf, load_config, progress_bar
 from ddtree.checkpoint_rotary import rotary_weights, to_halves
-from ddtree.checkpoint_source import KDTR_DTYPES, HfCheckpoint, open_hf
+from ddtree.checkpoint_source import CONFIG, KDTR_DTYPES, HfCheckpoint, open_hf
 from ddtree.config import DrafterConfig
 from ddtree.errors import CheckpointError
-from ddtree.kdtr import NUMPY_DTYPES, KdtrWriter
+from ddtree.kdtr import NUMPY_DTYPES, KdtrFile, KdtrWriter
+from ddtree.kdtr_header import MAGIC
 from ddtree.safetensors_io import TensorInfo, read_tensor
 
-__all__ = ["convert_to_hf", "convert_to_kdtr", "load_config"]
+__all__ = ["convert", "convert_to_hf", "convert_to_kdtr", "load_config"]
+
+TAKES = f"convert takes a Hugging Face folder with {CONFIG}, or a .kdtr file made of one"
+
+
+def convert(source: str | Path, output: str | Path) -> dict[str, Any]:
+    """`convert_to_kdtr` of a folder, `convert_to_hf` of a file, and what they raise; their summary.
+
+    CheckpointError for what is neither, before anything is written: what is missing, and what convert takes.
+    """
+    path = Path(source)
+    if missing := _missing(path):
+        raise CheckpointError(f"{path}: {missing}; {TAKES}")
+    return convert_to_kdtr(path, output) if path.is_dir() else convert_to_hf(path, output)
+
+
+def _missing(path: Path) -> str:
+    """What makes `path` no checkpoint of either kind, in words; empty where it may be one."""
+    if path.is_dir():
+        return "" if (path / CONFIG).exists() else f"a folder without {CONFIG}"
+    if not path.is_file():
+        return "not a regular file" if path.exists() else "no such file or folder"
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return "not a .kdtr file"
+    with KdtrFile(path) as file:
+        return "" if "config" in file.meta else "a .kdtr file without a model's config"
 
 
 def convert_to_kdtr(hf_dir: str | Path, out_path: str | Path, progress: bool = True) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import click
 from tqdm import tqdm
 
 from ddtree import __version__
-from ddtree.checkpoint import convert_to_hf, convert_to_kdtr
+from ddtree.checkpoint import convert
 from ddtree.cli_bench import bench_group
 from ddtree.cli_keep import keep_rounds
 from ddtree.cli_memory import memory_of, memory_options, refuse_memory_options
@@ -205,7 +205,6 @@ def inspect_command(path: str | None, check: bool, memory: bool, as_json: bool, 
 @json_option
 def convert_command(source: str, output: str, as_json: bool) -> None:
     """Convert a Hugging Face folder to OUTPUT.kdtr, or a .kdtr file back to a Hugging Face folder."""
-    convert = convert_to_kdtr if Path(source).is_dir() else convert_to_hf
     summary = convert(source, output)
     click.echo(json.dumps(summary, indent=1) if as_json else _lines(summary))
 
