@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ Setting = tuple[str, int, float]  # method, budget, temperature
 
 @dataclass
 class Inputs:
-    """What was read: `runs` and `headers` of traces, result `documents`, the `paths`, and the command's options."""
+    """What was read: `runs` and `headers` of traces, result `documents` and the paths of those, all `paths`, and the
+    command's options.
+    """
 
     paths: list[str]
     headers: list[dict[str, Any]]
     runs: list[TraceRun]
     documents: list[dict[str, Any]]
     options: dict[str, Any]
+    document_paths: list[str] = field(default_factory=list)
 
     def by_setting(self) -> dict[Setting, list[TraceRun]]:
         """The runs that the options choose, by method, budget and temperature, in the trace's order."""
@@ -75,6 +78,15 @@ class Inputs:
         if not found:
             raise UsageError(f"expected a document of kind {kind!r}")
         return found
+
+    def named(self, prefix: str) -> list[tuple[str, dict[str, Any]]]:
+        """The documents by their files' names without `prefix` and suffix; by their paths where two have one name."""
+        stems = [Path(path).stem.removeprefix(prefix) for path in self.document_paths]
+        names = [
+            stem if stems.count(stem) == 1 else path
+            for stem, path in zip(stems, self.document_paths, strict=True)
+        ]
+        return list(zip(names, self.documents, strict=True))
 
     def _chosen(self, method: str, budget: int | None, temperature: float) -> bool:
         asked = (
@@ -143,6 +155,7 @@ def read_inputs(paths: Sequence[str], options: dict[str, Any]) -> Inputs:
             inputs.runs += runs
         else:
             inputs.documents.append(document)
+            inputs.document_paths.append(path)
     return inputs
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,7 @@ from ddtree.cli_options import say
 from ddtree.cli_plot_inputs import Inputs, name_of, name_of_runs, one_temperature, rounds_of, shape_of
 from ddtree.compare import name_of_method
 from ddtree.errors import UsageError
-from ddtree.study_experts import summarise_routing
-from ddtree.study_experts_table import KIND as SHARING
-from ddtree.study_experts_table import read_summary
+from ddtree.study_experts_table import sharing_by_model
 from ddtree.study_routing import KIND as ROUTING
 from ddtree.study_routing import routing_layers
 from ddtree.study_tables import (
@@ -150,25 +147,17 @@ def _chosen_layers(inputs: Inputs) -> dict[int, np.ndarray]:
 
 
 def _experts(inputs: Inputs) -> Figure:
-    """Rows of `study routing`, or its summaries; of a layer where one is asked for, else over all."""
-    listed = [each["rows"] if isinstance(each.get("rows"), list) else [each] for each in inputs.documents]
-    rows = [row for each in listed for row in each if "touched_full" in row]
-    sharing = summarise_routing(rows) if rows else []
-    models = {((row["experts"], row["experts_per_token"]), row.get("target_sha256")) for row in rows}
-    for document in inputs.documents:
-        if document.get("kind") == SHARING:
-            mine = read_summary(document)
-            sharing += mine
-            models |= {
-                ((s.experts, s.experts_per_token), document.get("model_sha256", {}).get("target"))
-                for s in mine
-            }
-    if len(models) > len({router for router, _ in models}):
-        raise UsageError("several models of one kind of router: draw each alone")
+    """Rows of `study routing`, or its summaries, by model; of a layer where one is asked for, else over all."""
+    records = sharing_by_model(inputs.named("routing_"))
     asked, temperature = inputs.options["layers"] or (None,), inputs.options["temperature"]
-    kept = [s for s in sharing if s.layer in asked and temperature in (None, s.temperature)]
-    if not kept:
-        there = ", ".join(f"{t:g}" for t in sorted({s.temperature for s in sharing}))
+    kept = {
+        name: [s for s in mine if s.layer in asked and temperature in (None, s.temperature)]
+        for name, mine in records.items()
+    }
+    if not any(kept.values()):
+        there = ", ".join(
+            f"{t:g}" for t in sorted({s.temperature for mine in records.values() for s in mine})
+        )
         raise UsageError(
             "expected rows of study routing, or its --json, with a layer and temperature as asked for"
             + (f"; temperatures there: {there}" if there else "")
@@ -179,8 +168,7 @@ def _experts(inputs: Inputs) -> Figure:
 def _training(inputs: Inputs) -> Figure:
     """Logs of records of training, by the files' names; a record's second run, `again`, is a run of its own."""
     runs = {}
-    for path, document in zip(inputs.paths, inputs.documents, strict=True):
-        name = Path(path).stem.removeprefix("train_")
+    for name, document in inputs.named("train_"):
         for which, each in ((name, document), (f"{name}, again", document.get("again", {}))):
             if each.get("logs"):
                 runs[which] = each["logs"]

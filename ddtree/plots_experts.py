@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,21 +27,27 @@ from ddtree.study_analytic import expected_experts
 from ddtree.study_experts import Sharing
 
 BAND = 0.18  # opacity
-Router = tuple[int, int]  # experts, and how many a row chooses
+Router = tuple[str, int, int]  # its model's name, experts, and how many a row chooses
+Series = tuple[Router, str, float, int | None]  # with shape, temperature and layer
 
 
-def experts_figure(sharing: Sequence[Sharing], title: str = "") -> Figure:
+def experts_figure(records: Mapping[str, Sequence[Sharing]], title: str = "") -> Figure:
     """Distinct experts by rows verified, a panel a router, and all effective rows, with 95% bands over prompts.
 
-    Series differ in the router (its experts, and how many a row chooses), shape, temperature and layer. Dashed is what
-    rows touch that choose evenly and independently; dotted, of a router's first series, independently by the layers'
-    own loads. UsageError for none, and for two of one series and size.
+    `records` are by the names of their models, which are shown where there are several routers. Series differ in the
+    router, shape, temperature and layer. Dashed is what rows touch that choose evenly and independently; dotted, of a
+    router's first series, independently by the layers' own loads. UsageError for none, and for two of one series and
+    size.
     """
+    sharing = [each for mine in records.values() for each in mine]
     require(sharing, "there is no row of study routing")
-    series = list(dict.fromkeys(_series_of(each) for each in sharing))
-    if len({(_series_of(each), each.rows) for each in sharing}) < len(sharing):
-        raise UsageError("experts: two records of one shape, temperature and kind of router; draw them apart")
-    routers = list(dict.fromkeys(_router_of(each) for each in sharing))
+    series: dict[Series, list[Sharing]] = {}
+    for name, mine in records.items():
+        for each in sorted(mine, key=lambda each: each.rows):
+            series.setdefault(_series_of(name, each), []).append(each)
+    if any(len({each.rows for each in mine}) < len(mine) for mine in series.values()):
+        raise UsageError("experts: two records of one model, shape, temperature and budget; draw them apart")
+    routers = list(dict.fromkeys(router for router, *_ in series))
     figure = new_figure(max(10.5, 4.4 * (len(routers) + 1)), 4.6)
     *touched, effective = figure.subplots(1, len(routers) + 1)
     panels = dict(zip(routers, touched, strict=True))
@@ -50,20 +56,20 @@ def experts_figure(sharing: Sequence[Sharing], title: str = "") -> Figure:
     for router, axes in panels.items():
         axes.plot(
             rows,
-            expected_experts(*router, rows),
+            expected_experts(*router[1:], rows),
             color=BLACK,
             ls="--",
             lw=1.4,
             label="independent, even choices",
         )
-        mine = _ascending(sharing, next(key for key in series if key[0] == router))
-        load = [router[1], *(each.by_load for each in mine)]
+        mine = next(mine for key, mine in series.items() if key[0] == router)
+        load = [router[2], *(each.by_load for each in mine)]
         axes.plot(_from_one(mine), load, color=GREY, ls=":", lw=1.8, label="independent, by load")
-        axes.set_ylim(0, 1.05 * router[0])
-        heading(axes, f"Distinct experts of {router[0]}, each row choosing {router[1]}")
+        axes.set_ylim(0, 1.05 * router[1])
+        model = f"{router[0]}: distinct" if len(routers) > 1 else "Distinct"
+        heading(axes, f"{model} experts of {router[1]}, {router[2]} a row")
     effective.plot(rows, rows, color=BLACK, ls="--", lw=1.4)
-    for index, (router, shape, temperature, layer) in enumerate(series):
-        mine = _ascending(sharing, series[index])
+    for index, ((router, shape, temperature, layer), mine) in enumerate(series.items()):
         style = {
             "color": SERIES[index % 7],
             "marker": MARKERS[(index + index // 7) % 7],
@@ -72,9 +78,9 @@ def experts_figure(sharing: Sequence[Sharing], title: str = "") -> Figure:
         }
         name = f"{shape}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"
         name += "" if layer is None else f", layer {layer}"
-        style["label"] = name + (f", {router[1]} of {router[0]} experts" if len(routers) > 1 else "")
+        style["label"] = name + (", {0}, {2} of {1} experts".format(*router) if len(routers) > 1 else "")
         ends = [(each.touched_low, each.touched, each.touched_high) for each in mine]
-        _band(panels[router], mine, ends, router[1], style)
+        _band(panels[router], mine, ends, router[2], style)
         known = [
             each for each in mine if None not in (each.effective_low, each.effective, each.effective_high)
         ]
@@ -101,16 +107,8 @@ def experts_figure(sharing: Sequence[Sharing], title: str = "") -> Figure:
     return figure
 
 
-def _router_of(each: Sharing) -> Router:
-    return each.experts, each.experts_per_token
-
-
-def _series_of(each: Sharing) -> tuple[Router, str, float, int | None]:
-    return _router_of(each), each.shape, each.temperature, each.layer
-
-
-def _ascending(sharing: Sequence[Sharing], series: tuple) -> list[Sharing]:
-    return sorted((each for each in sharing if _series_of(each) == series), key=lambda each: each.rows)
+def _series_of(name: str, each: Sharing) -> Series:
+    return (name, each.experts, each.experts_per_token), each.shape, each.temperature, each.layer
 
 
 def _prompts(sharing: Sequence[Sharing]) -> str:

@@ -70,8 +70,11 @@ class Sharing:
 def summarise_routing(rows: Iterable[Mapping[str, Any]], seed: int = 0) -> list[Sharing]:
     """The rows of `study routing` by temperature, shape and budget: a Sharing a layer, then that over layers.
 
-    Rows without a full round are left out. UsageError where there is no other.
+    Rows without a full round are left out. UsageError where there is no other, and for several models or sweeps.
     """
+    rows = list(rows)
+    if len({(row.get("target_sha256"), row["experts"], row["experts_per_token"]) for row in rows}) > 1:
+        raise UsageError("rows: expected those of one model, found several; give each model's rows alone")
     grouped: dict[tuple, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if not row["rounds_full"]:
@@ -86,11 +89,8 @@ def _of_setting(key: tuple, rows: Sequence[Mapping[str, Any]], seed: int) -> lis
     layers = sorted({row["layer"] for row in rows})
     prompts = list(dict.fromkeys(row["prompt"] for row in rows))
     at = {(row["prompt"], row["layer"]): row for row in rows}
-    models = {(row.get("target_sha256"), row["experts"], row["experts_per_token"]) for row in rows}
-    if len(models) > 1 or not len(at) == len(rows) == len(layers) * len(prompts):
-        raise UsageError(
-            "rows: expected those of one sweep of one model, one a prompt and layer; give each sweep alone"
-        )
+    if not len(at) == len(rows) == len(layers) * len(prompts):
+        raise UsageError("rows: expected those of one sweep, one a prompt and layer; give each sweep alone")
     grid = [[at[prompt, layer] for layer in layers] for prompt in prompts]
     rounds, outside = (
         np.array([mine[0][name] for mine in grid]) for name in ("rounds_full", "rounds_full_outside_loops")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from ddtree.errors import UsageError
-from ddtree.study_experts import Sharing
+from ddtree.study_experts import Sharing, summarise_routing
 from ddtree.study_overlap import RELATIONS
 from ddtree.study_routing_rows import is_count
 
@@ -60,6 +61,35 @@ def read_summary(document: Mapping[str, Any]) -> list[Sharing]:
         ):
             raise UsageError(f"routing: a row that no summary holds: {str(row)[:80]}")
     return [_sharing_of(row) for row in table["data"]]
+
+
+def sharing_by_model(documents: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, list[Sharing]]:
+    """What named documents hold of routing, rows of `study routing` or summaries, by model.
+
+    A model is told by its sha256 and its router, and has the name of its first document; others of it, say of other
+    budgets, are put together with that one. Documents of anything else are left out. UsageError for rows of several
+    models or sweeps, and as in `read_summary`.
+    """
+    names: dict[tuple, str] = {}
+    rows, summaries = defaultdict(list), defaultdict(list)
+    for name, document in documents:
+        listed = document["rows"] if isinstance(document.get("rows"), list) else [document]
+        found = [row for row in listed if "touched_full" in row]
+        read = read_summary(document) if document.get("kind") == KIND else []
+        if found:
+            model = found[0].get("target_sha256"), found[0]["experts"], found[0]["experts_per_token"]
+        elif read:
+            sha256 = document.get("model_sha256", {}).get("target")
+            model = sha256, read[0].experts, read[0].experts_per_token
+        else:
+            continue
+        names.setdefault(model, name)
+        rows[model] += found
+        summaries[model] += read
+    return {
+        name: [*(summarise_routing(rows[model]) if rows[model] else []), *summaries[model]]
+        for model, name in names.items()
+    }
 
 
 def _is_sharing(row: Mapping[str, Any]) -> bool:

@@ -91,15 +91,12 @@ WRONG = {
         "as asked for; temperatures there: 0",
     ),
     "no rows of routing": (("experts", "compare.json"), "expected rows of study routing"),
-    "two models of one router": (
-        ("experts", "routing_summary.json", "other_model.json"),
-        "several models of one kind",
+    "rows of two models in one file": (("experts", "two_models.jsonl"), "those of one model, found several"),
+    "rows and their summary": (
+        ("experts", "routing.jsonl", "routing_summary.json"),
+        "two records of one model",
     ),
-    "a model's rows and another's summary": (
-        ("experts", "routing.jsonl", "other_model.json"),
-        "several models",
-    ),
-    "one sweep twice": (("experts", "routing.jsonl", "routing.jsonl"), "one sweep of one model"),
+    "one sweep twice": (("experts", "routing.jsonl", "routing.jsonl"), "expected those of one sweep"),
     "no experts": (("experts", "no_experts.jsonl"), "not in the form that plot experts reads"),
     "cut rows": (("experts", "cut_rows.jsonl"), "neither a trace nor a JSON document"),
     "no such round": (("tree", "trace.jsonl", "--round", 999), "no such round"),
@@ -124,11 +121,9 @@ def folder(recorded, tmp_path, monkeypatch):
         i for i, record in enumerate(parsed) if record["type"] == "run" and record["method"] == "tree"
     )
     rows = [json.loads(line) for line in (recorded / "routing.jsonl").read_text().splitlines()]
-    other = json.loads((recorded / "routing_summary.json").read_text()) | {
-        "model_sha256": {"target": "other"}
-    }
+    other = [row | {"target_sha256": "other", "budget": 9} for row in rows]
     files = {
-        "other_model.json": json.dumps(other),
+        "two_models.jsonl": "\n".join(map(json.dumps, rows + other)),
         "no_experts.jsonl": "\n".join(json.dumps(row | {"experts": 0}) for row in rows),
         "text.json": "not JSON",
         "number.json": "3",

@@ -210,15 +210,17 @@ def test_rows_of_another_length_are_refused():
 
 def test_rows_of_two_sweeps_are_not_one():
     rows = routed(lambda: [0, 1, 2], prompts=2)
-    for wrong in (
-        rows + rows[:1],
-        rows[:-1],
-        rows[:-1] + [rows[-1] | {"experts": EXPERTS + 1}],
-        rows[:-1] + [rows[-1] | {"target_sha256": "other"}],
+    other = [row | {"temperature": 0.6} for row in rows]
+    for said, wrong in (
+        ("one sweep", rows + rows[:1]),
+        ("one sweep", rows[:-1]),
+        ("one model, found several", rows[:-1] + [rows[-1] | {"experts": EXPERTS + 1}]),
+        ("one model, found several", rows + [row | {"target_sha256": "other"} for row in other]),
     ):
-        with pytest.raises(UsageError, match="one sweep of one model") as caught:
+        with pytest.raises(UsageError, match=f"expected those of {said}") as caught:
             summarise_routing(wrong)
         assert_one_line(caught.value)
+    assert len(summarise_routing(rows + other)) == 6
     with pytest.raises(UsageError, match="found none"):
         summarise_routing([])
 
