@@ -22,7 +22,7 @@ from ddtree.study_recordings import Recording
 from ddtree.study_report_scale import adaptive_lines
 from ddtree.study_report_text import interval, table_of
 from ddtree.study_rerun import recorded_rounds
-from ddtree.study_summary import NO, OPEN, YES, Summary, best_of, peak_of
+from ddtree.study_summary import NO, OPEN, YES, Summary, best_budget, best_of, peak_of
 
 CALIBRATED = 64  # nodes of the trees that the calibration looks at, or as many as the rows have
 DPI = 150
@@ -74,13 +74,13 @@ class Part:
         return [f"![{title}]({name})", ""]
 
     def _best(self) -> list[str]:
-        """Each shape at its own best budget, and whether a draft pays."""
+        """Each shape at its own best budget, where it has several, and whether a draft pays."""
         alone, best = float(1e3 / self.cost(1)), best_of(self.deep, self.cost)
         measured = ", ".join(f"{rows:.3g}" for rows in self.cost.rows)
         lines = [
             f"A round's cost was measured at {measured} rows (means){self._measured_at()}; between them it is a "
-            "straight line, which is a guess. Each shape at its own best budget (the oracle knows the future: an upper "
-            "bound):",
+            f"straight line, which is a guess. Each shape at {best_budget(self.deep)} (the oracle knows the future: an "
+            "upper bound):",
             "",
         ]
         cells = []
@@ -106,7 +106,7 @@ class Part:
             said = f"{winner} {speed:.0f} tokens/s, alone {alone:.0f}; times {interval(speed / alone, low, high)}"
             lines += ["", f"Here a draft {verdict}: {said}."]
             peak = peak_of(self._deep_rows(), winner, self.cost)
-            lines += [f"Its fastest budget is {peak}."] if peak else []
+            lines += [f"Its fastest budget is {peak}."] if peak and len(peak.speeds) > 1 else []
         return lines
 
     def _equal_budget(self) -> list[str]:

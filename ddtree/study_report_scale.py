@@ -13,7 +13,7 @@ from ddtree.study_recordings import Recording
 from ddtree.study_report_experts import sharing_lines
 from ddtree.study_report_text import interval, table_of
 from ddtree.study_scale import CHAIN, TREE, Verdict, at_own_best, batch_limits, verdicts
-from ddtree.study_summary import Summary
+from ddtree.study_summary import Summary, best_budget
 
 CONTEXTS = (128, 8192, 131072)
 BATCHES = (1, 8, 64, 256, 1024)
@@ -32,7 +32,7 @@ def scale_lines(summaries: Sequence[Summary]) -> list[str]:
         "",
         "Tokens a round are this model's and this drafter's; a larger model's own would differ. The cost of a round is "
         "counted in rounds of a single row without a draft: *measured*, one layer *measured* and multiplied, or, where "
-        "nothing was measured, bytes and FLOPs alone (*analytic*). Each shape at its own best budget, no deeper than "
+        f"nothing was measured, bytes and FLOPs alone (*analytic*). Each shape at {best_budget(mine)}, no deeper than "
         "that model's drafter reaches where the rows hold such a depth; the interval is that of the tokens alone.",
         "",
         *_assumptions(found),
@@ -108,8 +108,8 @@ def _batches(summaries: Sequence[Summary]) -> list[str]:
         stops = "-" if limit.stops is None else f"{limit.stops:,}"
         cells.append((limit.model, limit.experts, limit.shape, *speeds, stops))
     said = (
-        f"By batch, context {BATCH_CONTEXT:,}, analytic: times no draft at the best budget (its nodes), sequences "
-        "sharing experts as independent rows do; from `stops at` on no batch is sure to pay."
+        f"By batch, context {BATCH_CONTEXT:,}, analytic: times no draft at {best_budget(summaries)} (its nodes), "
+        "sequences sharing experts as independent rows do; from `stops at` on no batch is sure to pay."
     )
     return [said, "", *table_of(headings, cells), ""]
 

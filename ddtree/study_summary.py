@@ -126,6 +126,13 @@ def best_of(summaries: Iterable[Summary], cost: CostCurve) -> dict[str, tuple[Su
     return best
 
 
+def best_budget(summaries: Iterable[Summary]) -> str:
+    """At which budget shapes are held against one another, in words: there is no best of one."""
+    budgets = {(each.shape, each.budget) for each in summaries}
+    several = len(budgets) > len({shape for shape, _ in budgets})
+    return "its own best budget" if several else "the only budget replayed of it"
+
+
 @dataclass(frozen=True)
 class Peak:
     """The budget of most tokens per second, `speeds` {budget: tokens/s}, and how sure it is of other prompts.

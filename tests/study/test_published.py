@@ -98,6 +98,9 @@ def test_a_tree_over_a_chain(rows):
     slower = [row | {"rounds": 2 * row["rounds"]} if row["shape"] == "best_first" else row for row in rows]
     assert tree_over_chain(slower, cost(1.0, 1.0), HORIZON).holds == "yes"
     assert tree_over_chain([row for row in rows if row["shape"] == "chain"], cost(1.0, 1.0), HORIZON) is None
+    assert "; each at its best (64 and 16 nodes): 1.39 times" in found.measured
+    single = tree_over_chain([row for row in rows if row["budget"] == 16], cost(1.0, 1.0), HORIZON)
+    assert single.measured == "budget 16: 1.09 times (1.07 to 1.11)", "there is no best of one"
 
 
 def table(*decodes):

@@ -117,6 +117,20 @@ def test_depths_have_a_figure_of_their_own(recorded, tmp_path):
     assert kimi and all(line.split(" | ")[6] == "7" for line in kimi)
 
 
+def test_there_is_no_best_of_one_budget(rows, tmp_path):
+    """Of one budget a shape, the page says so; of two it says which is the fastest."""
+    said = "fastest budget", "best budget", "each at its best"
+    for budgets, count in (((16,), 0), ((16, 24), 2)):
+        mine = [row for row in rows if row["budget"] in budgets]
+        page = write_report(mine, tmp_path).read_text()
+        assert page.count("Its fastest budget is") == count
+        assert page.count("Each shape at the only budget replayed of it") == (0 if count else 3)
+        assert [words in page for words in said] == [bool(count)] * 3
+        assert page.count("times no draft at the only budget replayed of it (its nodes)") == (
+            0 if count else 2
+        )
+
+
 def test_the_figure_can_be_read(rows):
     found = [each for each in summarise(rows) if each.temperature == 0]
     for cost in (None, measured_cost(0.0)):
