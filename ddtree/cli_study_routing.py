@@ -135,18 +135,19 @@ def _gates_of(bundle: Bundle, planned: Planned, this: RoutedRound) -> dict[str, 
 
 
 def format_sharing(sharing: list[Sharing]) -> str:
-    """The means over layers as text, a line a tree."""
-
+    """The means over layers as text, a line a tree and a column a quantity."""
     mine = [each for each in sharing if each.layer is None]
-    headings = ("temp", "shape", "budget", "rows", "experts", "95%", "even", "by load", "effective rows")
+    headings = ("temp", "shape", "budget", "rows", "experts", "from", "to", "even", "by load")
+    headings += ("effective rows", "from", "to")
     lines = [
         (
             f"{each.temperature:g}",
             each.shape,
             each.budget,
-            *(dash_or(value) for value in (each.rows, each.touched)),
-            f"{each.touched_low:.2f}-{each.touched_high:.2f}",
-            *(dash_or(value) for value in (each.independent, each.by_load, each.effective)),
+            each.rows,
+            *(f"{value:.2f}" for value in (each.touched, each.touched_low, each.touched_high)),
+            *(f"{value:.2f}" for value in (each.independent, each.by_load)),
+            *(dash_or(value) for value in (each.effective, each.effective_low, each.effective_high)),
         )
         for each in mine
     ]
@@ -164,7 +165,8 @@ def format_sharing(sharing: list[Sharing]) -> str:
         [
             text_table(headings, lines),
             f"experts: distinct of {experts} a verify and layer, mean; even: if rows chose {k} evenly, independently;",
-            "by load: independently, by the layers' own loads; effective rows: even ones that touch as many",
+            "by load: independently, by the layers' own loads; effective rows: even ones that touch as many;",
+            "from, to: the 95% interval over prompts of what stands to the left",
             "",
             text_table(("temp", "shape", "budget", *RELATIONS), pairs),
             f"experts that two rows of one verify share, by kinship; independent rows share {k * k / experts:.2f}",

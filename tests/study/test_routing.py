@@ -1,6 +1,7 @@
 """`study routing`: the recorded experts are those of the forwards, looked at another way; and the command."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +17,12 @@ from ddtree.errors import UsageError
 from ddtree.lab_layers import prefilled
 from ddtree.ops import NumpyOps
 from ddtree.prompts import load_prompts
+from ddtree.study_experts import summarise_routing
 from ddtree.study_routing import routing_layers
 from ddtree.study_routing_record import plan_decodes, plan_trees, record_routing, routed_rounds, watched_gates
 
+HEADINGS = ["temp", "shape", "budget", "rows", "experts", "from", "to", "even", "by load"]
+HEADINGS += ["effective rows", "from", "to"]
 CONFIG = DecodeConfig("tree", 8, 12, SamplingConfig(0.6, top_p=0.95, seed=7))
 
 
@@ -94,7 +98,13 @@ def test_the_command(command, tmp_path):
     rows = list(map(json.loads, out.read_text().splitlines()))
     assert code == 0 and "backend numpy" in err and "routing: 100%" in err
     assert len(rows) == 14 and {row["prompt"] for row in rows} == {load_prompts()[0].id}
-    assert "effective rows" in stdout and "cousins_same_token" in stdout and "NaN" not in stdout
+    assert "cousins_same_token" in stdout and "NaN" not in stdout
+    table, notes = stdout.splitlines()[:3], stdout.splitlines()[3:6]
+    assert re.split("  +", table[0].strip()) == HEADINGS and "95% interval over prompts" in notes[2]
+    (tree,) = [each for each in summarise_routing(rows) if each.layer is None and each.shape == "best_first"]
+    numbers = [tree.touched, tree.touched_low, tree.touched_high, tree.independent, tree.by_load]
+    numbers += [tree.effective, tree.effective_low, tree.effective_high]
+    assert table[1].split() == ["0", "best_first", "4", "5", *(f"{value:.2f}" for value in numbers)]
     document = json.loads(gates.read_text())
     layers = routing_layers(document)
     assert list(layers) == list(range(1, 8)) and document["prompt"] == rows[0]["prompt"]
