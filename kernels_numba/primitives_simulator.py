@@ -1,9 +1,10 @@
-"""Numba's simulator, put right on import: threads of a block share each shared array, and take turns sooner.
+"""Numba's simulator, put right on import: threads of a block share each shared array, and wait without polling.
 
 The simulator makes a shared array when the first thread asks for it, and two that ask at once may get one each: about
-one launch of a hundred then computed nonsense. Its threads wait for each other by polling, which costs Python's switch
-interval, 5 ms, a turn: a shorter one makes tests of many barriers ten times faster. Shared memory is poisoned before a
-kernel writes it.
+one launch of a hundred then computed nonsense. Its threads wait for each other by polling, for which they take the
+interpreter from one another: here the last to come to a barrier wakes the others. So a thread mostly runs from barrier
+to barrier at one go; blocks start their threads from the first and from the last in turn, that a missing barrier shows
+whichever of two threads it lets read too soon. Shared memory is poisoned before a kernel writes it.
 
 While a function runs, the simulator stands in the place of `cuda` among the names of the function's module. That of
 Numba itself (numba-cuda's no longer) puts `cuda` back when any thread leaves, though others still run there.
@@ -11,6 +12,8 @@ Numba itself (numba-cuda's no longer) puts `cuda` back when any thread leaves, t
 
 import collections
 import contextlib
+import functools
+import itertools
 import sys
 import threading
 
@@ -19,16 +22,15 @@ from numba import cuda, types
 from numba.cuda.simulator import kernel, kernelapi
 from numba.np.numpy_support import as_dtype
 
-SWITCH_SECONDS = 1e-5
 POISON_BYTE = 0xFF  # what shared memory holds before it is written: NaN, or -1
 
 _array = kernelapi.FakeCUDAShared.array
 
 
-def _shared_array(self, shape, dtype, alignment=None):
+def _shared_array(self, shape, dtype, _alignment=None):
     """As FakeCUDAShared.array: one array for each source line that asks. `setdefault` lets one thread win."""
-    if alignment is not None or (isinstance(shape, int) and shape == 0):
-        return _array(self, shape, dtype, alignment)
+    if isinstance(shape, int) and shape == 0:  # dynamic
+        return _array(self, shape, dtype)
     frame = sys._getframe(1)
     made = self._allocations.get((frame.f_code, frame.f_lineno))
     if made is None:
@@ -61,6 +63,67 @@ def _swapped(fn, fake):
                 names.update(dict.fromkeys(_names[module], cuda))
 
 
+class _Thread(kernel.BlockThread):
+    """A thread of a block that waits on a lock of its own."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    def run(self):
+        super().run()
+        self._manager.leave(self)
+
+    def syncthreads(self):
+        self._manager.meet(self)
+        if self.abort:
+            raise RuntimeError("abort flag set on syncthreads call")
+
+
+class _Block(kernel.BlockManager):
+    """Runs the threads of a block. Those that have returned are not waited for at a barrier, as on a GPU."""
+
+    turn = itertools.count()
+
+    def run(self, grid_point, *arguments):
+        """Run them to their ends; raises what the first of them that failed raised."""
+        points = list(np.ndindex(*self._block_dim))
+        self.lock, self.waiting, self.running = threading.Lock(), [], len(points)
+        target = functools.partial(self._f, *arguments)
+        self.threads = [_Thread(target, self, grid_point, point, self._debug) for point in points]
+        for thread in self.threads[:: -1 if next(self.turn) & 1 else 1]:
+            thread.start()
+        for thread in self.threads:
+            thread.join()
+        failed = [thread.exception for thread in self.threads if thread.exception and not thread.abort]
+        if failed:
+            error, traceback = failed[0]
+            raise error.with_traceback(traceback)
+
+    def meet(self, thread):
+        """Wait for all that run; the last wakes the others."""
+        with self.lock:
+            self.waiting.append(thread)
+            self._wake()
+        thread.gate.acquire()
+
+    def leave(self, thread):
+        """A thread has returned, or failed: then all others end at their next barrier."""
+        with self.lock:
+            self.running -= 1
+            if thread.exception and not thread.abort:
+                for other in self.threads:
+                    other.abort = other.exception is None
+            self._wake()
+
+    def _wake(self):
+        if self.waiting and len(self.waiting) == self.running:
+            for thread in self.waiting:
+                thread.gate.release()
+            self.waiting = []
+
+
 kernel.swapped_cuda_module = _swapped
 kernelapi.FakeCUDAShared.array = _shared_array
-sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
+kernel.BlockManager = _Block

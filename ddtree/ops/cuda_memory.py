@@ -28,7 +28,7 @@ class CudaMemory(DeviceMemory):
     @property
     def device(self) -> str:
         """The GPU's name, or the simulator's."""
-        name = getattr(cuda.get_current_device(), "name", "simulator")
+        name = "simulator" if simulated() else cuda.get_current_device().name
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def free_memory(self) -> int | None:
