@@ -72,8 +72,10 @@ class _Thread(kernel.BlockThread):
         self.gate.acquire()
 
     def run(self):
-        super().run()
-        self._manager.leave(self)
+        try:
+            super().run()
+        finally:
+            self._manager.leave(self)
 
     def syncthreads(self):
         self._manager.meet(self)
