@@ -11,10 +11,12 @@ PY := $(VENV)/bin/python
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test notebooks lab test-browser test-train test-gpu sanitize record record-resources figures clean
+.PHONY: help demo test test-simulator notebooks lab test-browser test-train test-gpu sanitize record record-resources figures clean
 
 # One BLAS thread a process: pytest runs $(JOBS) of them. Exit code 5 is pytest's word for no tests selected.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1
+
+SIMULATE = $(ONE_THREAD) NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(JOBS) -m simulator
 
 help:
 	@echo "make demo       install into $(VENV), run the demo, write out/demo"
@@ -22,6 +24,7 @@ help:
 	@echo "make notebooks  run notebooks/*.ipynb from fresh kernels and write them back with their outputs"
 	@echo "make lab        JupyterLab on notebooks/"
 	@echo "make test-browser   JupyterLab in headless Chromium: a notebook's slider moves its figure (chromium, chromedriver)"
+	@echo "make test-simulator  the tests that run kernels in the simulator, alone"
 	@echo "make test-train  training's tests, on a CPU, with PyTorch (another VENV is best)"
 	@echo "make test-gpu   the tests that need an NVIDIA GPU, and what they need installed"
 	@echo "make sanitize   every kernel under compute-sanitizer's memcheck and racecheck (NVIDIA GPU, CUDA toolkit)"
@@ -44,7 +47,7 @@ test: $(call stamp,$(EXTRAS))
 	$(PY) -m ruff check --output-format concise .
 	$(PY) -m ruff format --check --output-format concise .
 	@echo "The tests that run kernels in Numba's CUDA simulator, in processes of their own:"
-	$(ONE_THREAD) NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(JOBS) -m simulator $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(SIMULATE) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@echo "All other tests:"
 	$(ONE_THREAD) $(PY) -m pytest -n $(JOBS) -m "not simulator and not browser" $(PYTEST_ARGS)
 
@@ -56,6 +59,9 @@ lab: $(call stamp,notebooks)
 
 test-browser: $(call stamp,test-browser)
 	$(PY) -m pytest -m browser tests/browser $(PYTEST_ARGS)
+
+test-simulator: $(call stamp,test)
+	$(SIMULATE) $(PYTEST_ARGS)
 
 test-train: $(call stamp,test-train)
 	$(ONE_THREAD) $(PY) -m pytest -n $(JOBS) tests/train $(PYTEST_ARGS)

@@ -15,14 +15,14 @@ from ddtree.errors import DeviceMemoryError, UsageError
 
 MOST_ON_CPU = 2**30  # bytes
 # cuBLAS's word for products that repeat bit for bit; PyTorch reads it once, at its first product
-WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 Function = TypeVar("Function", bound=Callable)
 
 
 def open_device(name: str) -> torch.device:
     """`cpu`, or `cuda` when PyTorch finds a GPU that does bf16; UsageError otherwise.
 
-    For a GPU it sets WORKSPACES in this process's environment, where they are not set.
+    For a GPU it sets WORKSPACES in this process's environment, unless that variable is set.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -36,18 +36,15 @@ def open_device(name: str) -> torch.device:
         raise UsageError(
             "device: steps are compiled for a GPU with Triton, which finds no gcc or clang; install one"
         )
-    for name, value in WORKSPACES.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault(*WORKSPACES)
     try:
         with repeatable():
             torch.ones(1, 1, device="cuda").mm(torch.ones(1, 1, device="cuda"))
     except RuntimeError as error:
-        if not any(name in str(error) for name in WORKSPACES):
+        if WORKSPACES[0] not in str(error):
             raise
-        settings = " ".join(f"{name}={value}" for name, value in WORKSPACES.items())
-        raise UsageError(
-            f"device: set {settings} before Python starts ({str(error).split('.')[0]})"
-        ) from None
+        setting, reason = "=".join(WORKSPACES), str(error).split(".")[0]
+        raise UsageError(f"device: set {setting} before Python starts ({reason})") from None
     return torch.device("cuda")
 
 
@@ -61,9 +58,8 @@ def repeatable() -> Iterator[None]:
     filled = torch.utils.deterministic.fill_uninitialized_memory
     compiler = getattr(inductor, "deterministic", None)  # some versions of PyTorch set it with the mode
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # it costs time, and no step reads what it has not set
-    )
+    # it costs time, and no step reads what it has not set
+    torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:

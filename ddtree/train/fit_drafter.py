@@ -103,12 +103,12 @@ def losses(
     labels = batch.tokens[rows, places]
     ids, probabilities = soft[0][rows, places - 1], soft[1][rows, places - 1]
     share = (soft_share + (1 - soft_share) * (batch.temperatures[rows, places] > 0)).unsqueeze(-1)
+    wanted = torch.cat([1 - share, share * probabilities], dim=-1).split(1, dim=-1)
+    named = torch.cat([labels.unsqueeze(-1), ids], dim=-1).split(1, dim=-1)
     log_probs = logits.float().log_softmax(dim=-1)
     # a mixture over the vocabulary, as the gradient of a gather is a scatter: slow where sums keep their order
     vocabulary = torch.arange(logits.shape[-1], device=logits.device)
-    mixture = (1 - share) * (labels.unsqueeze(-1) == vocabulary)
-    for token, probability in zip(ids.unbind(-1), probabilities.unbind(-1), strict=True):
-        mixture = mixture + share * probability.unsqueeze(-1) * (token.unsqueeze(-1) == vocabulary)
+    mixture = sum([part * (token == vocabulary) for part, token in zip(wanted, named, strict=True)])
     total = weight.sum().clamp(min=SMALLEST)
     loss = -(weight * (mixture * log_probs).sum(dim=-1)).sum() / total
     hard = -(weight * log_probs.detach().gather(-1, labels.unsqueeze(-1))[..., 0]).sum() / total

@@ -27,11 +27,8 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
     "--window-size=1400,1600",
 )
-START_SECONDS, RUN_SECONDS, CHANGE_SECONDS = (
-    30,
-    300,
-    20,
-)  # waited at most; a slow machine takes minutes to run
+# Waited at most; a slow machine takes minutes to run.
+START_SECONDS, RUN_SECONDS, CHANGE_SECONDS = 30, 300, 20
 SETTINGS = {
     # Cells that are out of sight stay in the page, so that the test can find them.
     "@jupyterlab/notebook-extension/tracker": '{"windowingMode": "none"}',

@@ -5,13 +5,18 @@ import pytest
 from ddtree.errors import DeviceMemoryError, UsageError
 
 
-def test_a_gpu_without_a_compiler_is_refused(torch, monkeypatch):
+@pytest.fixture
+def found(torch, monkeypatch):
+    """PyTorch finds a GPU that does bf16."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
+
+
+def test_a_gpu_without_a_compiler_is_refused(found, monkeypatch):
     from ddtree.train.device import open_device
 
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
     with pytest.raises(UsageError, match="no gcc or clang"):
         open_device("cuda")
 
@@ -62,7 +67,7 @@ def test_a_stage_takes_sums_in_a_fixed_order_and_leaves_the_process_as_it_was(to
         ("AcceleratorError", "device-side assert", RuntimeError, "device-side assert"),
     ],
 )
-def test_a_gpu_that_fails_at_the_first_product(torch, monkeypatch, kind, said, raises, match):
+def test_a_gpu_that_fails_at_the_first_product(torch, found, monkeypatch, kind, said, raises, match):
     from ddtree.train import device
 
     def refuses(*size, **options):
@@ -70,8 +75,6 @@ def test_a_gpu_that_fails_at_the_first_product(torch, monkeypatch, kind, said, r
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/gcc")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr("torch.ones", refuses)
     with pytest.raises(raises, match=match) as caught, device.memory_errors():
         device.open_device("cuda")
