@@ -166,12 +166,8 @@ def _experts(inputs: Inputs) -> Figure:
 
 
 def _training(inputs: Inputs) -> Figure:
-    """Logs of records of training, by the files' names; a record's second run, `again`, is a run of its own."""
-    runs = {}
-    for name, document in inputs.named("train_"):
-        for which, each in ((name, document), (f"{name}, again", document.get("again", {}))):
-            if each.get("logs"):
-                runs[which] = each["logs"]
+    """Logs of records of training, by the files' names."""
+    runs = {name: document["logs"] for name, document in inputs.named("train_") if document.get("logs")}
     return plots.training_figure(runs, inputs.options["title"])
 
 

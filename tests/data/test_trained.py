@@ -12,7 +12,10 @@ DATA = ROOT / "data"
 README = (ROOT / "README.md").read_text("utf-8")
 LOG = (ROOT / "docs" / "branch_log.md").read_text("utf-8")
 RECORD = json.loads((DATA / "results" / "train_py12m.json").read_text("utf-8"))
-SMALL = json.loads((DATA / "results" / "train_small.json").read_text("utf-8"))
+SMALL, WIDE = (
+    json.loads((DATA / "results" / f"train_{name}.json").read_text("utf-8")) for name in ("small", "wide")
+)
+TRAINING_LOG = (ROOT / "docs" / "training_log.md").read_text("utf-8")
 DRAFTER, BRANCH = RECORD["drafter"], RECORD["branch"]
 BEFORE, AFTER = "the target's own", "trained"
 SETS = {
@@ -119,54 +122,54 @@ def test_the_log_s_rows(name, budget):
     assert f"| {name} | {budget} | {row} |" in LOG.split("## 5.")[1]
 
 
-def of_small(run):
-    """The README's figures of a run of preset small, by the table's rows, and their places."""
-    trees = [
-        run["branch"][f"{prompts}, temperature 0"]["budget_64"]["outside_loops"]
-        for prompts in ("shipped prompts", "held-out files")
-    ]
-    shipped, held = [[(tree["marginal"], 2), (tree["branch"], 2)] for tree in trees]
-    seconds = run["seconds"]
-    times = [(sum(seconds["commands"]), 0), (seconds["target"], 0), (seconds["drafter"], 0)]
-    return [*times, (run["target"]["nats_per_token"], 3), *shipped, *held]
+def trees_of_small(run):
+    """Tokens a round of trees of 64 outside loops: (prompts, means by marginals and with the head, each in a pair)."""
+    for prompts in ("shipped prompts", "held-out files"):
+        yield prompts, run.get("branch", run)[f"{prompts}, temperature 0"]["budget_64"]["outside_loops"]
 
 
 def test_the_readme_s_two_runs_of_small():
+    """One run was stopped and gone on with, the other not: only their times differ."""
     table = README.split("| `small`, greedy, outside loops |")[1].split("\n\n")[0]
-    rows = [[cell.strip() for cell in line.split("|")[2:5]] for line in table.splitlines()[2:]]
-    for row, (first, places), (again, _) in zip(rows, of_small(SMALL), of_small(SMALL["again"]), strict=True):
-        assert row == [
-            f"{first:.{places}f}",
-            f"{again:.{places}f}",
-            f"{again / first - 1:+.1%}" if places else "",
-        ]
-    logs = SMALL["logs"]["target"], SMALL["again"]["logs"]["target"]
-    (one, twenty), again = [[(r["step"], r["loss"]) for r in log[:2]] for log in logs]
-    assert one == again[0] and twenty[0] == again[1][0] == 20 and twenty != again[1]
+    rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[2:]]
+    runs = [each["seconds"] for each in (SMALL, SMALL["again"])]
+    cells = [[f"{sum(each['commands']):.0f}" for each in runs]]
+    cells += [[f"{each[stage]:.0f}" for each in runs] for stage in ("target", "drafter")]
+    cells.append([f"{SMALL['target']['nats_per_token']:.3f}", "the same"])
+    for _, trees in trees_of_small(SMALL):
+        for which in ("marginal", "branch"):
+            low, high = trees[f"{which}_interval"]
+            cells.append([f"{trees[which]:.2f} ({low:.2f} to {high:.2f})", "the same"])
+    assert rows == cells
+    assert SMALL["again"]["sha256"] == SMALL["sha256"] and len(SMALL["sha256"]) == 10
+    alike = SMALL["again"]["logged_losses"]
+    assert all(alike[stage]["equal"] == alike[stage]["alike"] > 200 for stage in ("target", "drafter"))
+    assert f"all {alike['target']['alike']} and {alike['drafter']['alike']} logged losses" in TRAINING_LOG
     assert SMALL["target"]["run"]["steps"] == 4600 and SMALL["drafter"]["drafter"]["steps"] == 30_000
-    assert SMALL["corpus"]["sha256"] == RECORD["corpus"]["sha256"]
+    assert SMALL["branch"]["held-out files, temperature 0"]["prompts"] == 256
+    assert SMALL["corpus"]["sha256"] == WIDE["corpus"]["sha256"] == RECORD["corpus"]["sha256"]
 
 
-def test_the_readme_s_spread_of_the_two_runs():
-    lower, largest, low, high = [], [], [], []
-    for name, kinds in SMALL["again"]["branch"].items():
-        for kind in [kind for kind in kinds if kind.startswith("budget_")]:
-            for rounds, now in kinds[kind].items():
-                before = SMALL["branch"][name][kind][rounds]
-                for which in ("marginal", "branch"):
-                    lower.append(1 - now[which] / before[which])
-                    if (kind, rounds) == ("budget_64", "outside_loops"):
-                        largest.append((lower[-1], name.endswith("temperature 0.6")))
-                        ends = [
-                            [end / each[which] - 1 for end in each[f"{which}_interval"]]
-                            for each in (now, before)
-                        ]
-                        low, high = low + [-end[0] for end in ends], high + [end[1] for end in ends]
-    text = README.replace("\n", " ")
-    assert f"All {len(lower)} means of the records" in text and min(lower) > 0 and max(largest)[1]
-    assert (
-        f"by up to {max(largest)[0]:.1%} (at temperature 0.6), any by {min(lower):.1%} to {max(lower):.1%}"
-        in text
+def test_what_is_said_of_runs_in_any_order():
+    first, second = SMALL["any_order"]
+    (one, twenty), again = [[(r["step"], r["loss"]) for r in run["target_log"]] for run in (first, second)]
+    assert one == again[0] and twenty[0] == again[1][0] == 20 and twenty != again[1]
+    nats = " and\n".join(f"{run['nats_per_token']:.3f}" for run in (first, second))
+    pairs = [
+        [
+            run[f"{prompts}, temperature 0"]["budget_64"]["outside_loops"]["marginal"]
+            for run in (first, second)
+        ]
+        for prompts in ("held-out files", "shipped prompts")
+    ]
+    (a, b), (c, d) = pairs
+    rounds = (
+        f"tokens a round at {a:.2f} and {b:.2f} on 64 prompts of these files, {c:.2f} and {d:.2f} on the 64"
     )
-    (least, most), (few, many) = ((round(100 * min(each)), round(100 * max(each))) for each in (low, high))
-    assert f"from {least} to {most}% below it to {few} to {many}% above" in text
+    assert f"{nats} nats a token of the held-out files, {rounds} shipped ones" in TRAINING_LOG
+    apart = [
+        abs(now[which] / before[which] - 1)
+        for (_, before), (_, now) in zip(trees_of_small(first), trees_of_small(second), strict=True)
+        for which in ("marginal", "branch")
+    ]
+    assert f"two runs ended up to {max(apart):.1%} apart in such means over 64 prompts" in README

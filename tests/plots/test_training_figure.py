@@ -63,7 +63,7 @@ def test_the_command_draws_records(command, tmp_path, monkeypatch):
     records = [DATA / "results" / f"train_{name}.json" for name in ("small", "py12m")]
     code, _, err = command("plot", "training", *records, "-o", tmp_path / "a.png")
     assert code == 0, err
-    assert list(seen[0]) == ["small", "small, again", "py12m"] and list(seen[0]["py12m"]) == [
+    assert list(seen[0]) == ["small", "py12m"] and list(seen[0]["py12m"]) == [
         "drafter",
         "branch",
     ]
