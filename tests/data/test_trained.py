@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -123,9 +124,9 @@ def test_the_log_s_rows(name, budget):
 
 
 def trees_of_small(run):
-    """Tokens a round of trees of 64 outside loops: (prompts, means by marginals and with the head, each in a pair)."""
+    """Greedy trees of 64 outside loops, by marginals and with the head: of the shipped prompts, of held-out files."""
     for prompts in ("shipped prompts", "held-out files"):
-        yield prompts, run.get("branch", run)[f"{prompts}, temperature 0"]["budget_64"]["outside_loops"]
+        yield run.get("branch", run)[f"{prompts}, temperature 0"]["budget_64"]["outside_loops"]
 
 
 def test_the_readme_s_two_runs_of_small():
@@ -136,7 +137,7 @@ def test_the_readme_s_two_runs_of_small():
     cells = [[f"{sum(each['commands']):.0f}" for each in runs]]
     cells += [[f"{each[stage]:.0f}" for each in runs] for stage in ("target", "drafter")]
     cells.append([f"{SMALL['target']['nats_per_token']:.3f}", "the same"])
-    for _, trees in trees_of_small(SMALL):
+    for trees in trees_of_small(SMALL):
         for which in ("marginal", "branch"):
             low, high = trees[f"{which}_interval"]
             cells.append([f"{trees[which]:.2f} ({low:.2f} to {high:.2f})", "the same"])
@@ -169,7 +170,31 @@ def test_what_is_said_of_runs_in_any_order():
     assert f"{nats} nats a token of the held-out files, {rounds} shipped ones" in TRAINING_LOG
     apart = [
         abs(now[which] / before[which] - 1)
-        for (_, before), (_, now) in zip(trees_of_small(first), trees_of_small(second), strict=True)
+        for before, now in zip(trees_of_small(first), trees_of_small(second), strict=True)
         for which in ("marginal", "branch")
     ]
-    assert f"two runs ended up to {max(apart):.1%} apart in such means over 64 prompts" in README
+    said = README.replace("\n", " ")
+    assert f"two runs ended up to {max(apart):.1%} apart in such means, each over 64 prompts" in said
+    both = [next(iter(trees_of_small(run))) for run in (first, second)]
+    now = next(iter(trees_of_small(SMALL)))
+    more = [run[which] / now[which] - 1 for run in both for which in ("marginal", "branch")]
+    (a, c), (b, d) = ((run["marginal"], run["branch"]) for run in both)
+    assert f"{min(more):.0%} to {max(more):.0%} more than this run ({a:.2f} and {b:.2f}, with" in said
+    assert f"with the head {c:.2f} and {d:.2f})" in said
+    assert f"both are better, by {min(more):.0%} to {max(more):.0%}." in TRAINING_LOG
+
+
+def test_the_times_that_are_said_of_training():
+    (first, rest), (whole,) = (each["seconds"]["commands"] for each in (SMALL, SMALL["again"]))
+    log = TRAINING_LOG.replace("\n", " ")
+    assert f"gone on with, {first:.0f} and {rest:.0f} s, the other in one command, {whole:.0f} s" in log
+    (seconds,), steps = WIDE["seconds"]["commands"], WIDE["drafter"]["drafter"]["steps"]
+    said = README.replace("\n", " ")
+    assert f"`wide` took {seconds:.0f} s in one command ({steps:,} steps of the drafter" in said
+    target, drafter = (
+        1e3 * tokens / median(row["tokens_per_second"] for row in SMALL["logs"][stage])
+        for stage, tokens in (("target", 32 * 1024), ("drafter", 128 * 32 * 16))
+    )
+    assert f"30.6 -> {target:.1f} ms a step of the target, 12.6 -> {drafter:.1f} of the drafter" in log
+    cost = f"{target / 30.6 - 1:.0%} and one of the drafter {drafter / 12.6 - 1:.0%}"
+    assert f"a step of the target {cost}" in said

@@ -100,6 +100,22 @@ def test_kernel_times(row):
     assert numbers_of(row) == [round(times[name], 1) for name in KERNELS[row]]
 
 
+def test_what_attention_reaches():
+    cases = {case["name"]: case for case in read("kernels.json")["cases"]}
+    many = cases["attention bf16 64x64x512+64 after 8192"]
+    one = cases["attention bf16 1x64x512+64 after 65536"]
+    (layer,) = [
+        each
+        for each in read("layers_kimi-k2.6_int4.json")["times"]
+        if (each["rows"], each["context_len"]) == (64, 8192)
+    ]
+    (us,) = [e["us"] for e in layer["operations"] if (e["kind"], e["operation"]) == ("moe", "attention")]
+    text = README.replace("\n", " ")
+    assert f"at {many['tflop_s']:.0f} TFLOP/s on wgmma from Python ({us:.0f} us instead of " in text
+    assert f"instead of {many['graph_us']:.0f} in `layers_kimi-k2.6_int4.json`" in text
+    assert f"one row after 65,536 positions at {one['fraction']:.0%} of copy bandwidth" in text
+
+
 LAYERS = {
     "Kimi K2.6, INT4 experts: layer": ("layers_kimi-k2.6_int4", lambda record: moe_of(record)),
     "its experts, routed and shared": ("layers_kimi-k2.6_int4", lambda record: experts_of(record, "us")),
