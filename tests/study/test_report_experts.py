@@ -65,6 +65,16 @@ def test_the_readme_shows_the_table():
     assert len(table) == 12 and "\n".join(table) in (DATA.parent / "README.md").read_text("utf-8")
 
 
+def test_the_readme_s_prompts_own_preferences():
+    (tree,) = [
+        each
+        for each in recorded_sharing("recorded wide")
+        if (each.shape, each.budget, each.layer, each.temperature) == ("best_first", 64, None, 0.0)
+    ]
+    said = f"would touch {tree.by_prompt_load:.0f} of the 128, those of a tree touch {tree.touched:.0f}."
+    assert said in (DATA.parent / "README.md").read_text("utf-8")
+
+
 def test_the_recorded_routers():
     found = cells({way: recorded_sharing(way) for way in ROUTERS})
     *of_16, of_128 = found[""][1:]
