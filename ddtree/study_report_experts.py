@@ -36,7 +36,7 @@ def sharing_lines(routers: Mapping[str, Sequence[Sharing]], temperature: float =
         f"Experts that a verify's rows touch, {first}, mean over MoE layers: *touched* with its 95% interval over "
         "prompts, then what as many independent rows touch that choose *evenly*, and *by the layers' loads*, then the "
         "*effective rows*: even ones that touch as many. Below, experts that two rows share in rounds of trees of 64, "
-        "in multiples of chance (k * k / E of k of E experts), with that interval where it was recorded.",
+        "in multiples of chance (k * k / E of k of E experts).",
         "",
     ]
     names = [*TREES, "tree of 64, its layers' effective rows", *(f"two rows: {name}" for name in KINSHIP)]

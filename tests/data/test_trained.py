@@ -17,6 +17,8 @@ SMALL, WIDE = (
     json.loads((DATA / "results" / f"train_{name}.json").read_text("utf-8")) for name in ("small", "wide")
 )
 TRAINING_LOG = (ROOT / "docs" / "training_log.md").read_text("utf-8")
+ONE_LINE = {text: text.replace("\n", " ") for text in (README, TRAINING_LOG)}
+WHICH = "marginal", "branch"
 DRAFTER, BRANCH = RECORD["drafter"], RECORD["branch"]
 BEFORE, AFTER = "the target's own", "trained"
 SETS = {
@@ -152,49 +154,59 @@ def test_the_readme_s_two_runs_of_small():
 
 
 def test_what_is_said_of_runs_in_any_order():
-    first, second = SMALL["any_order"]
-    (one, twenty), again = [[(r["step"], r["loss"]) for r in run["target_log"]] for run in (first, second)]
+    runs = SMALL["any_order"]["runs"]
+    (one, twenty), again = [[(r["step"], r["loss"]) for r in run["target_log"]] for run in runs]
     assert one == again[0] and twenty[0] == again[1][0] == 20 and twenty != again[1]
-    nats = " and\n".join(f"{run['nats_per_token']:.3f}" for run in (first, second))
-    pairs = [
-        [
-            run[f"{prompts}, temperature 0"]["budget_64"]["outside_loops"]["marginal"]
-            for run in (first, second)
-        ]
-        for prompts in ("held-out files", "shipped prompts")
-    ]
-    (a, b), (c, d) = pairs
-    rounds = (
-        f"tokens a round at {a:.2f} and {b:.2f} on 64 prompts of these files, {c:.2f} and {d:.2f} on the 64"
+    (shipped, held), (shipped_2, held_2) = (list(trees_of_small(run)) for run in runs)
+    nats = "{:.3f} and {:.3f} nats a token".format(*(run["nats_per_token"] for run in runs))
+    rounds = f"{held['marginal']:.2f} and {held_2['marginal']:.2f} on 64 prompts of these files"
+    ends = f"{shipped['marginal']:.2f} and {shipped_2['marginal']:.2f} on the 64 shipped ones"
+    assert f"{nats} of the held-out files, tokens a round at {rounds}, {ends}" in ONE_LINE[TRAINING_LOG]
+    pairs = [(shipped, shipped_2), (held, held_2)]
+    apart = max(abs(b[which] / a[which] - 1) for a, b in pairs for which in WHICH)
+    assert f"were up to {apart:.1%} apart in such means, each over 64 prompts" in ONE_LINE[README]
+
+
+def test_how_they_compare_with_the_runs_that_repeat():
+    runs = SMALL["any_order"]["runs"]
+    now, held = trees_of_small(SMALL)
+    before = [next(trees_of_small(run)) for run in runs]
+    more = [run[which] / now[which] - 1 for run in before for which in WHICH]
+    means = {which: "{:.2f} and {:.2f}".format(*(run[which] for run in before)) for which in WHICH}
+    least, most = f"{min(more):.0%}", f"{max(more):.0%}"
+    said = (
+        f"{least} to {most} more than this one on the 64 shipped prompts ({means['marginal']}, with the head"
     )
-    assert f"{nats} nats a token of the held-out files, {rounds} shipped ones" in TRAINING_LOG
-    apart = [
-        abs(now[which] / before[which] - 1)
-        for before, now in zip(trees_of_small(first), trees_of_small(second), strict=True)
-        for which in ("marginal", "branch")
-    ]
-    said = README.replace("\n", " ")
-    assert f"two runs ended up to {max(apart):.1%} apart in such means, each over 64 prompts" in said
-    both = [next(iter(trees_of_small(run))) for run in (first, second)]
-    now = next(iter(trees_of_small(SMALL)))
-    more = [run[which] / now[which] - 1 for run in both for which in ("marginal", "branch")]
-    (a, c), (b, d) = ((run["marginal"], run["branch"]) for run in both)
-    assert f"{min(more):.0%} to {max(more):.0%} more than this run ({a:.2f} and {b:.2f}, with" in said
-    assert f"with the head {c:.2f} and {d:.2f})" in said
-    assert f"both are better, by {min(more):.0%} to {max(more):.0%}." in TRAINING_LOG
+    many = runs[0]["held-out files, 256 prompts"]["tree_64"]["acceptance_outside"]
+    assert (
+        f"{said} {means['branch']}), but the first of them had no more on the 256 ({many:.2f})"
+        in ONE_LINE[README]
+    )
+    log, nats = ONE_LINE[TRAINING_LOG], SMALL["target"]["nats_per_token"]
+    assert f"target has {nats:.3f} nats" in log and held["marginal"] > many
+    assert (
+        f"a tree brings {held['marginal']:.2f} tokens a round, where the first run of section 0 had {many:.2f}"
+        in log
+    )
+    ends = ["{:.2f} ({:.2f} to {:.2f})".format(now[which], *now[f"{which}_interval"]) for which in WHICH]
+    assert f"on the 64 shipped prompts {ends[0]}, and with the head {ends[1]}" in log
+    assert f"section 0's runs had {means['marginal']}, {means['branch']}: on these" in log
+    assert f"both are better, by {least} to {most}." in log
 
 
 def test_the_times_that_are_said_of_training():
     (first, rest), (whole,) = (each["seconds"]["commands"] for each in (SMALL, SMALL["again"]))
-    log = TRAINING_LOG.replace("\n", " ")
+    log = ONE_LINE[TRAINING_LOG]
     assert f"gone on with, {first:.0f} and {rest:.0f} s, the other in one command, {whole:.0f} s" in log
     (seconds,), steps = WIDE["seconds"]["commands"], WIDE["drafter"]["drafter"]["steps"]
-    said = README.replace("\n", " ")
+    said = ONE_LINE[README]
     assert f"`wide` took {seconds:.0f} s in one command ({steps:,} steps of the drafter" in said
     target, drafter = (
         1e3 * tokens / median(row["tokens_per_second"] for row in SMALL["logs"][stage])
         for stage, tokens in (("target", 32 * 1024), ("drafter", 128 * 32 * 16))
     )
-    assert f"30.6 -> {target:.1f} ms a step of the target, 12.6 -> {drafter:.1f} of the drafter" in log
-    cost = f"{target / 30.6 - 1:.0%} and one of the drafter {drafter / 12.6 - 1:.0%}"
+    before = SMALL["any_order"]["runs"][0]["ms_a_step"]
+    steps = f"{before['target']:.1f} -> {target:.1f} ms a step of the target, {before['drafter']:.1f} -> {drafter:.1f}"
+    assert f"{steps} of the drafter" in log
+    cost = f"{target / before['target'] - 1:.0%} and one of the drafter {drafter / before['drafter'] - 1:.0%}"
     assert f"a step of the target {cost}" in said

@@ -94,6 +94,16 @@ KERNELS = {
 }
 
 
+def test_the_log_s_last_forward():
+    log = (ROOT / "docs" / "forward_log.md").read_text("utf-8")
+    found = [each["forward"] for each in read("layers_random-4.8b.json")["times"] if each["rows"] in (1, 64)]
+    cells = [
+        f"{each['us']:.0f} ({each['us_range'][0]:.0f}), {each['us'] / each['floor_us']:.2f} times"
+        for each in found
+    ]
+    assert f"| the same, recorded again | {' | '.join(cells)} |" in log
+
+
 @pytest.mark.parametrize("row", KERNELS)
 def test_kernel_times(row):
     times = {case["name"]: case["graph_us"] for case in read("kernels.json")["cases"]}
@@ -111,8 +121,8 @@ def test_what_attention_reaches():
     ]
     (us,) = [e["us"] for e in layer["operations"] if (e["kind"], e["operation"]) == ("moe", "attention")]
     text = README.replace("\n", " ")
-    assert f"at {many['tflop_s']:.0f} TFLOP/s on wgmma from Python ({us:.0f} us instead of " in text
-    assert f"instead of {many['graph_us']:.0f} in `layers_kimi-k2.6_int4.json`" in text
+    assert f"at {many['tflop_s']:.0f} TFLOP/s on wgmma from Python ({many['graph_us']:.0f} us; in" in text
+    assert f"room for 131,072 positions, it takes {us:.0f}); one row" in text
     assert f"one row after 65,536 positions at {one['fraction']:.0%} of copy bandwidth" in text
 
 
