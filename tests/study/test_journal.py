@@ -209,7 +209,7 @@ def test_a_sweep_killed_in_the_middle_goes_on(recorded, command, monkeypatch, tm
     children = psutil.Process(sweep.pid).children(recursive=True)
     sweep.send_signal(signal.SIGKILL)
     assert sweep.wait() == -signal.SIGKILL and not out.exists()
-    _, alive = psutil.wait_procs(children, 15)
+    _, alive = psutil.wait_procs(children, 60)
     assert not alive and len(children) >= (workers > 1) * workers
     finished = lines_of(part)
     code, _, err = command(*words, out, *options[:-2])

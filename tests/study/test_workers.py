@@ -30,7 +30,7 @@ def nothing_is_left():
     before = set(psutil.Process().children(recursive=True))
     yield
     left = [each for each in psutil.Process().children(recursive=True) if each not in before]
-    _, alive = psutil.wait_procs([each for each in left if "resource_tracker" not in command_of(each)], 10)
+    _, alive = psutil.wait_procs([each for each in left if "resource_tracker" not in command_of(each)], 60)
     assert not alive
 
 
@@ -167,7 +167,7 @@ def test_a_scheduler_that_cannot_be_reached(recorded, monkeypatch):
         for address in (*addresses, "", "nowhere", "ftp://127.0.0.1:1", "tcp://127.0.0.1:port"):
             start = time.perf_counter()
             refused(f"scheduler: {address} cannot be reached", recorded.recordings, scheduler=address)
-            assert time.perf_counter() - start < 5
+            assert time.perf_counter() - start < 30  # a second or two; the machine may be busy
 
 
 def test_workers_that_go_and_stay_away(recorded, request, monkeypatch, tmp_path):
@@ -176,7 +176,11 @@ def test_workers_that_go_and_stay_away(recorded, request, monkeypatch, tmp_path)
     cluster = request.getfixturevalue("cluster")  # its worker finds the shapes
     monkeypatch.setattr(study_cluster, "NO_WORKERS", 2)
     arguments, options = (
-        (recorded.recordings, ["best_first", "slow"], [2, 4]),
+        (
+            recorded.recordings,
+            ["slow"],
+            [1, 2, 3, 4, 6, 8, 12, 16],
+        ),  # seconds, of which the workers see a part
         {"scheduler": cluster.scheduler_address},
     )
     refused("all are gone", *arguments, **options, progress=lambda done, total: done and cluster.scale(0))
