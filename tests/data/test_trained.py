@@ -128,7 +128,7 @@ def test_the_log_s_rows(name, budget):
 def trees_of_small(run):
     """Greedy trees of 64 outside loops, by marginals and with the head: of the shipped prompts, of held-out files."""
     for prompts in ("shipped prompts", "held-out files"):
-        yield run.get("branch", run)[f"{prompts}, temperature 0"]["budget_64"]["outside_loops"]
+        yield run["branch"][f"{prompts}, temperature 0"]["budget_64"]["outside_loops"]
 
 
 def test_the_readme_s_two_runs_of_small():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from plots.layout import assert_readable
-from study.routed import CHOSEN, EXPERTS, routed
+from study.routed import CHOSEN, EXPERTS, routed, trees_of_64
 
 from ddtree import plots
 from ddtree.bundle import DATA
@@ -14,7 +14,6 @@ from ddtree.errors import UsageError
 from ddtree.study_analytic import expected_experts
 from ddtree.study_experts import summarise_routing
 from ddtree.study_experts_table import routing_summary
-from ddtree.study_models import recorded_sharing
 
 
 def sharing(draw, **more):
@@ -66,15 +65,6 @@ def test_one_model_is_not_recorded_twice(mine):
         plots.experts_figure({"mine": [*mine, replace(mine[0], touched=mine[0].touched + 1)]})
 
 
-def touched_by_trees_of_64(router):
-    (each,) = [
-        s
-        for s in recorded_sharing(router)
-        if (s.shape, s.budget, s.layer, s.temperature) == ("best_first", 64, None, 0.0)
-    ]
-    return each.touched
-
-
 def test_models_of_one_kind_of_router_are_told_by_name(command, tmp_path, monkeypatch):
     """The recorded two of 16 experts, 4 a row; and two files of one name."""
     drawn, honest = [], plots.experts_figure
@@ -98,7 +88,7 @@ def test_models_of_one_kind_of_router_are_told_by_name(command, tmp_path, monkey
         for axes, name in zip(panels, names, strict=True):
             assert list(lines(axes))[2:] == [f"{each}, {name}, 4 of 16 experts" for each in series]
         ends = [float(axes.lines[2].get_ydata()[-1]) for axes in panels]
-        assert ends == [touched_by_trees_of_64(router) for router in ("recorded", "recorded small")]
+        assert ends == [trees_of_64(router).touched for router in ("recorded", "recorded small")]
     code, _, _ = command("plot", "experts", results[0], "--temperature", 0, "-o", "figure.png")
     assert code == 0 and list(lines(drawn[-1].axes[0]))[2:] == series, "a lone model needs no name"
 

@@ -1,8 +1,9 @@
-"""Rows of `study routing` made by hand: every tree has nine rows, whose experts the caller draws."""
+"""Rows of `study routing` made by hand, of trees of nine rows whose experts the caller draws; and recorded ones."""
 
 import numpy as np
 from study.recorded import tree_of
 
+from ddtree.study_models import recorded_sharing
 from ddtree.study_overlap import round_routing
 from ddtree.study_routing_record import routing_row
 from ddtree.tree import DraftTree
@@ -33,3 +34,12 @@ def routed(draw, prompts=40, layers=2, rounds=10, shape="best_first", budget=8, 
             for n in range(layers)
         ]
     return rows
+
+
+def trees_of_64(router):
+    """What greedy trees of 64 nodes were recorded to touch and share under a router, over all layers."""
+    found = recorded_sharing(router)
+    (each,) = [
+        s for s in found if (s.shape, s.budget, s.layer, s.temperature) == ("best_first", 64, None, 0.0)
+    ]
+    return each

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from study.routed import trees_of_64
 
 from ddtree.bundle import DATA
 from ddtree.errors import UsageError
@@ -66,11 +67,7 @@ def test_the_readme_shows_the_table():
 
 
 def test_the_readme_s_prompts_own_preferences():
-    (tree,) = [
-        each
-        for each in recorded_sharing("recorded wide")
-        if (each.shape, each.budget, each.layer, each.temperature) == ("best_first", 64, None, 0.0)
-    ]
+    tree = trees_of_64("recorded wide")
     said = f"would touch {tree.by_prompt_load:.0f} of the 128, those of a tree touch {tree.touched:.0f}."
     assert said in (DATA.parent / "README.md").read_text("utf-8")
 
@@ -85,11 +82,5 @@ def test_the_recorded_routers():
             "finer experts are shared by more than chance, many times over"
         )
     largest = [float(cell.split("; ")[1].split()[0]) for cell in found["tree of 64"]]
-    assert largest == [
-        pytest.approx(next(
-            s.effective for s in recorded_sharing(way)
-            if (s.shape, s.budget, s.layer, s.temperature) == ("best_first", 64, None, 0.0)
-        ), abs=0.05)
-        for way in ROUTERS
-    ]  # fmt: skip
+    assert largest == [pytest.approx(trees_of_64(way).effective, abs=0.05) for way in ROUTERS]
     assert min(largest[:2]) > 9 and max(largest[:2]) < 11 < largest[2] < 20
